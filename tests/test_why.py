@@ -46,7 +46,7 @@ def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) 
     assert [chance for _, chance in found.said] == pytest.approx(expected[best].tolist(), abs=1e-6)
     assert found.explanation.target == best[0]
     assert found.rival == world.label(best[1])
-    assert found.contrast.against == (best[1],)
+    assert found.contrast.contrast == (best[1],)
 
 
 def test_the_contrast_is_about_what_the_model_saw() -> None:

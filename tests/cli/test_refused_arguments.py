@@ -48,10 +48,10 @@ def test_budgets_of_any_kind_of_number_are_taken() -> None:
 @pytest.mark.parametrize("memory_gb", NO_BUDGETS)
 def test_the_explorer_refuses_the_same_budgets(memory_gb: Any) -> None:
     pytest.importorskip("fastapi")
-    from vitreous.web.session import Desk
+    from vitreous.web.session import Session
 
     with pytest.raises(VitreousError, match="is not a number of GiB"):
-        Desk({}, memory_gb)
+        Session({}, memory_gb)
 
 
 @pytest.mark.parametrize(

@@ -70,18 +70,19 @@ def renumber(plan: Any, run: Path | None = None) -> Any:
     """Give the units of a plan the digests of what they are now, as its author could; their files follow."""
     for unit in plan["units"]:
         setting = plan["settings"][unit["setting"]]
-        marks = {name: setting["metric_marks"][name] for name in unit["metrics"] if name in setting["metric_marks"]}
+        marks = {name: setting["metric_digests"][name] for name in unit["metrics"] if name in setting["metric_digests"]}
+        digests = setting["method_digests"]
         facts = {
             **setting,
-            **dict.fromkeys(("label", "model", "data", "marks")),
-            "methods": {name: [setting["methods"][name], setting["marks"][name]] for name in sorted(unit["methods"])},
+            **dict.fromkeys(("label", "model", "data", "method_digests")),
+            "methods": {name: [setting["methods"][name], digests[name]] for name in sorted(unit["methods"])},
             "modes": unit["modes"],
             "metrics": {name: setting["metrics"][name] for name in sorted(unit["metrics"])},
-            "metric_marks": marks,
+            "metric_digests": marks,
             "seed": unit["seed"],
             "pictures": unit["pictures"],
         }
-        new = digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_marks"})
+        new = digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_digests"})
         file = None if run is None else run / "units" / f"{unit['id']}.npz"
         unit["id"] = new
         if file is not None and file.exists():

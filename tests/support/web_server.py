@@ -125,7 +125,7 @@ def served(
     from vitreous.web.serve import Server, bound
 
     views = views or {name: world(name) for name in models or ("world",)}
-    server = Server(bound(host, 0), host, views, runs or {}, **({"memory": 0.25} | more))
+    server = Server(bound(host, 0), host, views, runs or {}, **({"memory_gb": 0.25} | more))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vitreous as vt
-from vitreous.web.completion import completions, looked_at
+from vitreous.web.completion import complete, describe_spec
 from web_server import SCENE, Client, served, world
 
 pytest.importorskip("fastapi")
@@ -28,7 +28,7 @@ def client() -> Iterator[Client]:
 
 
 def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]:
-    asked = {"model": "world", "spelling": spec} | ({} if cursor is None else {"cursor": cursor})
+    asked = {"model": "world", "spec": spec} | ({} if cursor is None else {"cursor": cursor})
     found: dict[str, Any] = client.fine("/api/method", asked)
     return found
 
@@ -40,14 +40,14 @@ def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]
 def test_what_it_means_and_costs(client: Client, spec: str) -> None:
     how, found = vt.get_method(spec), look(client, spec)
     assert found["ok"]
-    assert found["spelling"] == how.spec
+    assert found["spec"] == how.spec
     assert (found["forwards"], found["backwards"]) == (how.num_forwards(world()), how.cost[1])
     assert (found["class_specific"], found["signed"]) == (how.class_specific, how.signed)
 
 
 def test_steps_of_effort_are_spellings_here(client: Client) -> None:
     found = look(client, "careful")
-    assert (found["spelling"], found["title"]) == (vt.recommended_method("careful", world()), "careful")
+    assert (found["spec"], found["title"]) == (vt.recommended_method("careful", world()), "careful")
 
 
 def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
@@ -131,33 +131,33 @@ def test_in_the_middle_the_whole_word_is_replaced(client: Client) -> None:
 
 def test_everything_that_is_offered_can_be_meant() -> None:
     """Every name at the start, and every parameter with its default, is understood."""
-    for offer in completions("", 0):
+    for offer in complete("", 0):
         text = offer["text"]
         spec = f"{text}ixg, generic)" if text in ("consensus(", "witness(") else f"{text}ixg)" if "(" in text else text
-        assert looked_at(spec, world())["ok"], spec
+        assert describe_spec(spec, world())["ok"], spec
     for name in ("smooth", "generic", "rise", "coiba"):
         base = "ixg, " if name == "smooth" else ""
-        for offer in completions(f"{name}({base}", len(f"{name}({base}")):
+        for offer in complete(f"{name}({base}", len(f"{name}({base}")):
             start = f"{name}({base}{offer['text']}"
-            (default, *_) = completions(start, len(start)) or [{"text": ""}]
+            (default, *_) = complete(start, len(start)) or [{"text": ""}]
             if default["text"] not in ("", "none"):
-                assert looked_at(f"{start}{default['text']})", world())["ok"], start
+                assert describe_spec(f"{start}{default['text']})", world())["ok"], start
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.data())
 def test_whatever_is_typed_is_answered(text: str, data: st.DataObject) -> None:
-    found = looked_at(text, world())
+    found = describe_spec(text, world())
     assert found["ok"] or (found["error"]["message"] and "\n" not in found["error"]["message"])
     at = None if found["ok"] else found["error"]["at"]
     assert at is None or 0 <= at <= len(text)
-    for offer in completions(text, data.draw(st.integers(0, len(text)))):
+    for offer in complete(text, data.draw(st.integers(0, len(text)))):
         assert 0 <= offer["start"] <= offer["end"] <= len(text)
 
 
 def test_a_spelling_that_is_said_to_be_fine_is_fine(client: Client) -> None:
     for spec in ("edges", "logprob(cat)", "witness(decompx, grad_rollout)"):
         assert look(client, spec)["ok"]
-        assert client.task("explain", method=spec)["method"] == look(client, spec)["spelling"]
+        assert client.task("explain", method=spec)["method"] == look(client, spec)["spec"]
     assert not look(client, "attention_flow(x)")["ok"]
     (found,) = client.tasks({**SCENE, "kind": "explain", "method": "attention_flow(x)"})
     assert found["event"] == "error"

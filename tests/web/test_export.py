@@ -54,7 +54,7 @@ def test_a_picture_has_the_overlay_of_the_library(client: Client) -> None:
 
     (found,) = client.tasks({**PAIR, "kind": "explain", "method": "ixg"})
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{PAIR['picture']}?model=world").data))
-    page = saved(client, "png", "ixg", opacity=0.8, clip=90, smooth=False, signed="positive")
+    page = saved(client, "png", "ixg", opacity=0.8, clip=90, smooth=False, positive=True)
     picture = np.asarray(Image.open(io.BytesIO(page.data)).convert("RGB"))
     values = np.maximum(decoded(found["map"]), 0)
     scale = show.Scale.of([values], 90.0, signed=False)
@@ -102,7 +102,7 @@ def test_files_that_cannot_be(client: Client, body: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "pairs", "shortcut", "moved", "difficult", "bare"])
 def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"model": "world-shortcut", "picture": f"scene-{kind}-4", "target": 5, "against": 9, "seed": 3}
+    asked = {"model": "world-shortcut", "picture": f"scene-{kind}-4", "target": 5, "contrast": 9, "seed": 3}
     methods = ["ixg", "smooth(ixg, samples=2)"]
     lines = client.fine("/api/command", {"questions": [{**asked, "method": method} for method in methods]})["python"]
     monkeypatch.setattr(vt.Comparison, "show", lambda self: None)
@@ -110,7 +110,7 @@ def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkey
     names: dict[str, Any] = {}
     exec(lines, names)
     told = client.tasks(*({**asked, "kind": "explain", "method": method} for method in methods))
-    for made, each in zip(names["found"], told, strict=True):
+    for made, each in zip(names["comparison"], told, strict=True):
         assert np.allclose(made.map, decoded(each["map"]), atol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_the_commands_run_and_show_the_same_scene(
     client: Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    question = {"model": "world", "picture": f"scene-{kind}-6", "method": "ixg", "value": "prob", "target": 3}
+    question = {"model": "world", "picture": f"scene-{kind}-6", "method": "ixg", "output": "prob", "target": 3}
     first, second = client.fine("/api/command", {"questions": [question]})["shell"].splitlines()
     for line in (first, second):
         program, *words = shlex.split(line)

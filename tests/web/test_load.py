@@ -35,7 +35,7 @@ def _idle(client: Client) -> Iterator[None]:
     yield
     while Stream.open:
         Stream.open.pop().leave()
-    until(lambda: client.explorer.long.busy == 0 and client.explorer.short.busy == 0)
+    until(lambda: client.explorer.long.num_jobs == 0 and client.explorer.short.num_jobs == 0)
 
 
 class Stream:
@@ -87,7 +87,7 @@ def test_more_than_can_wait_is_refused(client: Client, monkeypatch: pytest.Monke
 
 
 def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.web.jobs import MOST_TASKS
+    from vitreous.web.schemas import MOST_TASKS
 
     easy = {**SCENE, "kind": "explain", "method": "ixg"}
     assert refused(client, "POST", "/api/ask", {"tasks": [easy] * (MOST_TASKS + 1)}) == 429
@@ -105,7 +105,7 @@ def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypa
 
 def test_whoever_comes_too_late_is_told_in_the_stream(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the queue and the first line of the answer others may have filled it."""
-    from vitreous.web.schemas import Refused
+    from vitreous.web.security import Refused
 
     def full(jobs: Any) -> None:
         raise Refused(503, "no room")
@@ -121,9 +121,9 @@ def test_whoever_leaves_stops_what_was_asked_for(client: Client) -> None:
     """The running pass ends at its next inner batch, what waits is forgotten."""
     stream = Stream(client, LONG, {**LONG, "seed": 1}, {**LONG, "seed": 2})
     running = stream.until("progress")
-    assert client.explorer.long.busy == 3
+    assert client.explorer.long.num_jobs == 3
     stream.leave()
-    until(lambda: client.explorer.long.busy == 0)
+    until(lambda: client.explorer.long.num_jobs == 0)
     assert running["done"] < 0.5
 
 
@@ -132,16 +132,16 @@ def test_also_what_consists_of_many_parts_is_stopped(client: Client, task: dict[
     stream = Stream(client, {**SCENE, **task})
     stream.until("progress")
     stream.leave()
-    until(lambda: client.explorer.long.busy == 0)
+    until(lambda: client.explorer.long.num_jobs == 0)
 
 
 def test_a_download_that_nobody_waits_for_is_stopped(client: Client) -> None:
     connection = client.connect()
     body = json.dumps({"format": "png", "questions": [{**SCENE, "method": "rise", "seed": 5}]}).encode()
     connection.request("POST", "/api/download", body, {"content-type": "application/json"})
-    until(lambda: client.explorer.long.busy == 1)
+    until(lambda: client.explorer.long.num_jobs == 1)
     connection.close()
-    until(lambda: client.explorer.long.busy == 0)
+    until(lambda: client.explorer.long.num_jobs == 0)
 
 
 def test_short_questions_do_not_wait_for_long_ones(client: Client) -> None:
@@ -149,7 +149,7 @@ def test_short_questions_do_not_wait_for_long_ones(client: Client) -> None:
     stream.until("progress")
     for place in range(3):
         assert client.post("/api/try", {**SCENE, "removed": gone(place)}).status == 200
-        assert client.explorer.long.busy == 1
+        assert client.explorer.long.num_jobs == 1
     assert client.post("/api/predict", SCENE).status == 200
     stream.leave()
 
@@ -165,7 +165,7 @@ def test_those_who_ask_take_turns(client: Client) -> None:
     assert little.next()["before"] == 7
     blocking.leave()
     little.until("result")
-    assert client.explorer.long.busy >= 4
+    assert client.explorer.long.num_jobs >= 4
     much.leave()
     little.leave()
 
@@ -214,35 +214,31 @@ def test_what_would_never_end_is_refused_at_once(client: Client, spec: str) -> N
 
 
 def test_every_default_is_allowed(client: Client) -> None:
-    from vitreous.web.completion import allowed
+    from vitreous.web.completion import check_allowed
 
     for info in (method for method in vt.list_methods() if method.models != "ReLU"):
         bases = ", ".join(["ixg", "generic"][: info.num_bases])
-        allowed(vt.get_method(f"{info.name}({bases})" if bases else info.name), world())
+        check_allowed(vt.get_method(f"{info.name}({bases})" if bases else info.name), world())
     for step in ("quick", "careful", "best"):
-        allowed(vt.get_method(vt.recommended_method(step, world())), world())
+        check_allowed(vt.get_method(vt.recommended_method(step, world())), world())
 
 
 def test_memory_returns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and maps leave when there are more than there is room for."""
-    from vitreous.web import images as pictures
-    from vitreous.web import session as desk
-
-    monkeypatch.setattr(pictures, "_KEPT", 3 * 3 * 200 * 200)
-    monkeypatch.setattr(client.explorer.desk._made, "_most", 3)
+    monkeypatch.setattr(client.explorer.session.photos.recent, "most_bytes", 3 * 3 * 200 * 200)
+    monkeypatch.setattr(client.explorer.session.maps, "most", 3)
     names, kept = [], []
     for shade in range(8):
         names.append(client.upload(Image.new("RGB", (200, 200), (shade, 0, 0))))
-        kept.append(weakref.ref(client.explorer.desk.pictures.get(names[-1])))
+        kept.append(weakref.ref(client.explorer.session.photos.get(names[-1])))
         question = {"model": "world", "picture": names[-1], "kind": "explain", "method": "random"}
         assert client.tasks(question)[0]["event"] == "result"
         client.fine("/api/predict", {"model": "world", "picture": names[-1]})
-    until(lambda: client.explorer.long.busy == 0 and client.explorer.short.busy == 0)
+    until(lambda: client.explorer.long.num_jobs == 0 and client.explorer.short.num_jobs == 0)
     gc.collect()
     assert [each() is not None for each in kept] == [False] * 5 + [True] * 3
-    assert len(client.explorer.desk._made._kept) == 3
+    assert len(client.explorer.session.maps) == 3
     assert refused(client, "POST", "/api/predict", {"model": "world", "picture": names[0]}) == 404
-    monkeypatch.setattr(client.explorer.desk._made, "_most", desk._MOST_MAPS)
 
 
 def test_nothing_runs_after_it_has_stopped() -> None:
@@ -260,12 +256,12 @@ def test_nothing_runs_after_it_has_stopped() -> None:
 def test_an_error_inside_is_one_line_and_the_next_question_is_answered(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitreous.web import perturbation as trying
+    from vitreous.web import handlers
 
     def broken(*given: Any, **more: Any) -> Any:
         raise ZeroDivisionError("secret /home/someone")
 
-    monkeypatch.setattr(trying, "predicted", broken)
+    monkeypatch.setattr(handlers, "predict", broken)
     found = client.post("/api/predict", SCENE)
     assert (found.status, found.json) == (500, {"error": "this went wrong inside: ZeroDivisionError"})
     monkeypatch.setattr(vt, "compare", broken, raising=False)

@@ -38,7 +38,7 @@ def client() -> Iterator[Client]:
 
 @pytest.mark.parametrize("name", [*KINDS, "one logit", "float64", "swin"])
 def test_every_task(client: Client, name: str) -> None:
-    model: vt.VisionModel = client.explorer.desk.models[name]
+    model: vt.VisionModel = client.explorer.session.models[name]
     pixels = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     about: dict[str, Any] = {"model": name, "picture": client.upload(Image.fromarray(pixels))}
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{about['picture']}?model={name.replace(' ', '%20')}").data))
@@ -59,7 +59,7 @@ def test_every_task(client: Client, name: str) -> None:
         {"kind": "explain", "method": "quick"},
         {"kind": "why", "method": "ixg"},
         {"kind": "check", "method": "ixg"},
-        {"kind": "owners", "among": [0, 1]},
+        {"kind": "owners", "compare_classes": [0, 1]},
         {"kind": "layers", "method": "ixg"},
         {"kind": "heads", "layer": model.depth - 1},
         {"kind": "heads", "layer": 0},
@@ -84,7 +84,7 @@ def test_every_task(client: Client, name: str) -> None:
 
 
 def test_a_step_of_effort_is_that_of_the_model(client: Client) -> None:
-    steps = {each["name"]: each["spelling"] for each in client.fine("/api/start")["efforts"]}
-    for name, model in client.explorer.desk.models.items():
+    steps = {each["name"]: each["spec"] for each in client.fine("/api/start")["efforts"]}
+    for name, model in client.explorer.session.models.items():
         assert steps["quick"][name] == vt.recommended_method("quick", model)
     assert steps["quick"]["swin"] != steps["quick"]["gap"]

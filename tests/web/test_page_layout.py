@@ -90,7 +90,7 @@ def test_an_address_is_the_whole_view(browser: Any, client: Client) -> None:
     state = {
         "view": "maps",
         "target": "7",
-        "against": "12",
+        "contrast": "12",
         "methods": "generic;gradcam",
         "chosen": "gradcam",
         "k": "31",

@@ -218,18 +218,18 @@ def test_what_takes_long_stops_when_told(browser: Any, client: Client) -> None:
         page.expect(tile.locator("[role=progressbar]")).to_have_attribute("aria-valuenow", re.compile("[0-9]+"))
         tile.locator("text=cancel").click()
         page.expect(tile).to_contain_text("Cancelled")
-        until(lambda: client.explorer.long.busy == 0)
+        until(lambda: client.explorer.long.num_jobs == 0)
         tile.locator("text=Run it").click()
-        until(lambda: client.explorer.long.busy > 0)
+        until(lambda: client.explorer.long.num_jobs > 0)
         page.expect(page(".busy")).to_contain_text("on")
         page.tab.keyboard.press("Escape")
         page.expect(tile).to_contain_text("Cancelled")
-        until(lambda: client.explorer.long.busy == 0)
+        until(lambda: client.explorer.long.num_jobs == 0)
         tile.locator("text=Run it").click()
-        until(lambda: client.explorer.long.busy > 0)
+        until(lambda: client.explorer.long.num_jobs > 0)
         page(".chosen li").nth(1).locator("button").last.click()  # the method is removed
         page.expect(page(".tile.there")).to_have_count(1)
-        until(lambda: client.explorer.long.busy == 0)
+        until(lambda: client.explorer.long.num_jobs == 0)
         assert client.fine("/api/predict", {"model": "world", "picture": PICTURE})["top"]
 
 
@@ -258,4 +258,4 @@ def test_layers_heads_and_owners(browser: Any, client: Client, target: int) -> N
         assert sum(shares) == pytest.approx(100, abs=1.6)
         page("ul.owners .chips button").first.click()
         page.expect(page("ul.owners li[data-place]")).to_have_count(4)
-        assert "compare_classes=" in page.hash
+        assert "compareClasses=" in page.hash

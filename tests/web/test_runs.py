@@ -282,7 +282,7 @@ def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_names_stay_as_they_are(client: Client) -> None:
     found = client.fine("/mine/cell", method="<i>mine</i>", metric="gini")
     assert found["total"] == 12
-    assert client.fine("/mine")["parts"][0]["methods"][0]["spelling"] == METHODS["<i>mine</i>"]
+    assert client.fine("/mine")["parts"][0]["methods"][0]["spec"] == METHODS["<i>mine</i>"]
 
 
 def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:

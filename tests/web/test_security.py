@@ -230,7 +230,7 @@ def test_spellings_read_no_files(client: Client, tmp_path: Path) -> None:
         (found,) = client.tasks({**SCENE, "kind": "explain", "method": text})
         assert found["event"] == "error"
         assert "reads no files" in found["message"]
-        assert not client.fine("/api/method", {"model": "world", "spelling": text})["ok"]
+        assert not client.fine("/api/method", {"model": "world", "spec": text})["ok"]
 
 
 def test_nothing_is_written_and_nobody_else_is_asked(

@@ -53,7 +53,7 @@ def test_the_start_says_what_there_is(client: Client) -> None:
     assert refused == ["guided_backprop", "guided_gradcam", "deeplift"]
     assert found["efforts"][1] == {
         "name": "careful",
-        "spelling": {name: vt.recommended_method("careful", world(name)) for name in ("world", "world-shortcut")},
+        "spec": {name: vt.recommended_method("careful", world(name)) for name in ("world", "world-shortcut")},
     }
     assert found["colours"] == {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
     assert found["runs"] == []
@@ -188,8 +188,8 @@ def test_without_a_target_the_prediction_is_meant(client: Client) -> None:
     [
         ("generic", {}),
         ("quick", {"target": 5}),
-        ("ixg", {"target": 5, "against": 9}),
-        ("saliency", {"value": "prob"}),
+        ("ixg", {"target": 5, "contrast": 9}),
+        ("saliency", {"output": "prob"}),
         ("smooth(ixg, samples=3)", {"seed": 4}),
         ("Grad-CAM", {}),
         ("var(ixg, classes='top:3')", {"target": 2}),
@@ -225,7 +225,7 @@ def test_maps_that_are_asked_for_together_are_those_of_each_alone(client: Client
 
 
 def test_what_the_library_warns_about_comes_along(client: Client) -> None:
-    asked = {**SCENE, "kind": "explain", "value": "prob"}
+    asked = {**SCENE, "kind": "explain", "output": "prob"}
     first, second = client.tasks({**asked, "method": "logprob(ixg)"}, {**asked, "method": "ixg"})
     assert len(first["warnings"]) == 1
     assert "prob" in first["warnings"][0]
@@ -271,13 +271,13 @@ def test_heads_are_rows_of_attention(client: Client) -> None:
 
 
 def test_owners_are_those_of_var(client: Client) -> None:
-    (found,) = client.tasks({**PAIR, "kind": "owners", "among": [33, 4, 8]})
+    (found,) = client.tasks({**PAIR, "kind": "owners", "compare_classes": [33, 4, 8]})
     e = vt.explain(world(), two(), "var@sharp(plus(decompx))", 33, compare_classes=[33, 4, 8], output="logprob")
     assert [each["index"] for each in found["classes"]] == [33, 4, 8]
-    assert [each["label"] for each in found["classes"]] == list(e.names)
+    assert [each["label"] for each in found["classes"]] == list(e.class_names)
     assert np.allclose(decoded(found["distribution"]), e.extras["distribution"], atol=1e-4)
     assert decoded(found["distribution"]).sum(axis=0) == pytest.approx(1, abs=1e-5)
     assert decoded(found["strength"]).shape == (16, 16)
     assert len({each["colour"] for each in found["classes"]}) == 3
-    again = vt.explain(world(), two(), found["method"], 33, output=found["value"])  # as the lines to copy have it
+    again = vt.explain(world(), two(), found["method"], 33, output=found["output"])  # as the lines to copy have it
     assert np.allclose(decoded(found["distribution"]), again.extras["distribution"], atol=1e-4)

@@ -53,12 +53,11 @@ def photo() -> bytes:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.web import app as bodies
-    from vitreous.web import connections
+    from vitreous.web import app, connections
 
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(bodies, "_PATIENCE", 0.5)
-    monkeypatch.setattr(bodies, "_SILENCE", 0.3)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(app, "SILENCE", 0.3)
 
 
 @pytest.mark.parametrize("kind", STALLED)
@@ -107,11 +106,10 @@ def test_whoever_does_not_read_is_left(client: Client, monkeypatch: pytest.Monke
 
 def test_an_honest_client_is_answered_while_many_stall(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more connections than there may be, and more half requests than may be answered at once."""
-    from vitreous.web import connections
-    from vitreous.web import security as guard
+    from vitreous.web import connections, security
 
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 64)
-    monkeypatch.setattr(guard, "MOST_AT_ONCE", 16)
+    monkeypatch.setattr(security, "MOST_ACTIVE", 16)
     kinds = list(STALLED.values())
     with ExitStack() as stalled:
         for place in range(400):

@@ -153,7 +153,7 @@ BODIES = [
     b'{"model":"world","picture":"scene-plain-3","target":1e3}',
     b'{"model":"world","picture":"scene-plain-3","target":-1}',
     b'{"model":"world","picture":"scene-plain-3","seed":99999999999999999999}',
-    b'{"model":"world","picture":"scene-plain-3","value":"evil"}',
+    b'{"model":"world","picture":"scene-plain-3","output":"evil"}',
 ]
 
 
@@ -167,7 +167,7 @@ def test_bodies_that_mean_nothing(client: Client, path: str, body: bytes) -> Non
 
 def test_json_is_bounded(client: Client) -> None:
     assert refused(client, "POST", "/api/predict", {**SCENE, "more": "x" * 3_000_000}) == 413
-    assert refused(client, "POST", "/api/method", {"model": "world", "spelling": "a" * 1001}) == 422
+    assert refused(client, "POST", "/api/method", {"model": "world", "spec": "a" * 1001}) == 422
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_json_is_bounded(client: Client) -> None:
         {"kind": "evil"},
         {"kind": ["explain"]},
         {"kind": "explain", "target": 48},
-        {"kind": "explain", "target": 4, "against": 10**6},
+        {"kind": "explain", "target": 4, "contrast": 10**6},
         {"kind": "explain", "method": "ixg" + "(" * 500},
         {"kind": "explain", "method": "smooth(" * 100 + "ixg" + ")" * 100},
         {"kind": "explain", "method": "a,b"},
@@ -189,11 +189,11 @@ def test_json_is_bounded(client: Client) -> None:
         {"kind": "heads", "layer": -1},
         {"kind": "heads", "layer": "1"},
         {"kind": "heads"},
-        {"kind": "owners", "among": [1]},
-        {"kind": "owners", "among": [1, 1]},
-        {"kind": "owners", "among": list(range(48))},
-        {"kind": "owners", "among": [1, 99]},
-        {"kind": "owners", "among": "12"},
+        {"kind": "owners", "compare_classes": [1]},
+        {"kind": "owners", "compare_classes": [1, 1]},
+        {"kind": "owners", "compare_classes": list(range(48))},
+        {"kind": "owners", "compare_classes": [1, 99]},
+        {"kind": "owners", "compare_classes": "12"},
         {"kind": "curve"},
         {"kind": "curve", "map": {"shape": [16, 16], "data": "AAAA"}},
         {"kind": "curve", "map": {"shape": [10**6, 10**6], "data": "AAAA"}},

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
-from vitreous.web.schemas import array
+from vitreous.web.schemas import encode_array
 from vitreous.world import World, pair, render
 from web_server import PAIR, SCENE, Client, chances, decoded, opened, served, world
 
@@ -60,7 +60,7 @@ def test_it_is_the_page_of_why(found: dict[str, Any], expected: Any) -> None:
 def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None:
     assert np.allclose(decoded(found["map"]), expected.explanation.map, rtol=1e-4, atol=1e-6)
     contrast, owners = found["contrast"], found["owners"]
-    assert (contrast["rival"], contrast["index"]) == (expected.rival, expected.contrast.against[0])
+    assert (contrast["rival"], contrast["index"]) == (expected.rival, expected.contrast.contrast[0])
     assert np.allclose(decoded(contrast["map"]), expected.contrast.map, rtol=1e-4, atol=1e-6)
     assert np.allclose(decoded(owners["distribution"]), expected.owners.extras["distribution"], atol=1e-4)
     assert [owner["label"] for owner in owners["classes"]] == [expected.explanation.label, expected.rival]
@@ -146,13 +146,13 @@ def test_the_random_curves_are_means_over_orders_and_their_reverses(client: Clie
 def test_a_map_of_pixels_is_summed_into_patches(client: Client) -> None:
     fine = client.task("explain", method="saliency")["map"]
     coarse = decoded(fine).reshape(16, 8, 16, 8).sum(axis=(1, 3))
-    assert client.task("curve", map=fine)["deletion"] == client.task("curve", map=array(coarse))["deletion"]
+    assert client.task("curve", map=fine)["deletion"] == client.task("curve", map=encode_array(coarse))["deletion"]
 
 
 def test_why_is_about_the_class_itself(client: Client) -> None:
     """A rival that is held against it changes no number: the probabilities on the page are those among all classes."""
     (plain,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4})
-    (contrast,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4, "against": 9})
+    (contrast,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4, "contrast": 9})
     for name in ("title", "lead", "trust", "tried", "criterion"):
         assert plain[name] == contrast[name]
     assert (plain["title"].startswith("Why “")) == (plain["says"][0]["index"] == 4)

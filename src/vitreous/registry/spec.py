@@ -59,16 +59,36 @@ def parse_spec(spec: Any, base: type, registry: Registry[Any]) -> Any:
     return _Parser(registry.resolve(spec.strip()) or spec, base, registry).parse()
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
+    """A number, a word, a quoted text, a sign, or the end."""
+
     kind: str
     text: str
     at: int
 
 
+def tokenize(text: str) -> list[Token]:
+    """Return the tokens of a spec, which need not be complete; the last one is the end."""
+    tokens, at, end = [], 0, len(text.rstrip())
+    while at < end:
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise _error(text, len(text) - len(text[at:].lstrip()), "this cannot be read")
+        kind = match.lastgroup or ""
+        tokens.append(Token(kind, match.group(kind), match.start(kind)))
+        at = match.end()
+    return [*tokens, Token("end", "", end)]
+
+
+def _error(text: str, at: int, complaint: str) -> SpecError:
+    before, after = text[:at], text[at : at + 60] or "(end)"
+    return SpecError(one_line(f"{complaint} at character {at + 1}: {before}▸{after}"))
+
+
 class _Call(NamedTuple):
-    name: _Token
-    preset: _Token | None
-    args: list[tuple[_Token | None, Any, _Token]]
+    name: Token
+    preset: Token | None
+    args: list[tuple[Token | None, Any, Token]]
     """Key, value, and the token with which the value begins."""
     has_brackets: bool
 
@@ -82,7 +102,7 @@ class _Parser:
     def __init__(self, text: str, base: type, registry: Registry[Any]) -> None:
         self.text, self.base, self.registry, self.noun = text, base, registry, registry.noun
         self.several: Any = tuple[base, ...]  # type: ignore[valid-type]
-        self.tokens, self.next = self._tokenize(), 0
+        self.tokens, self.next = tokenize(text), 0
 
     def parse(self) -> Any:
         call = self._call(0)
@@ -92,23 +112,12 @@ class _Parser:
 
     # -- text to calls ---------------------------------------------------------------------------------
 
-    def _tokenize(self) -> list[_Token]:
-        tokens, at, end = [], 0, len(self.text.rstrip())
-        while at < end:
-            match = _TOKEN.match(self.text, at)
-            if match is None:
-                raise self._error(len(self.text) - len(self.text[at:].lstrip()), "this cannot be read")
-            kind = match.lastgroup or ""
-            tokens.append(_Token(kind, match.group(kind), match.start(kind)))
-            at = match.end()
-        return [*tokens, _Token("end", "", end)]
-
     def _call(self, depth: int) -> _Call:
         if depth > _MAX_DEPTH:
             raise self._error(self._peek().at, f"nested more than {_MAX_DEPTH} deep")
         name = self._take("word", f"a {self.noun} name")
         preset = self._take("word", "a preset name") if self._skip("@") else None
-        args: list[tuple[_Token | None, Any, _Token]] = []
+        args: list[tuple[Token | None, Any, Token]] = []
         has_brackets = self._skip("(")
         if has_brackets and not self._skip(")"):
             args.append(self._argument(depth))
@@ -118,7 +127,7 @@ class _Parser:
                 args.append(self._argument(depth))
         return _Call(name, preset, args, has_brackets)
 
-    def _argument(self, depth: int) -> tuple[_Token | None, Any, _Token]:
+    def _argument(self, depth: int) -> tuple[Token | None, Any, Token]:
         key = None
         if self._peek().kind == "word" and self.tokens[self.next + 1].text == "=":
             key = self._take("word", "a name")
@@ -131,13 +140,13 @@ class _Parser:
         self.next += 1
         return key, token.text[1:-1] if token.kind == "text" else self._number(token), token
 
-    def _number(self, token: _Token) -> int | float:
+    def _number(self, token: Token) -> int | float:
         number = float(token.text) if len(token.text) <= _MAX_DIGITS else math.inf
         if not math.isfinite(number):
             raise self._error(token.at, "this number is too large")
         return int(token.text) if re.fullmatch(r"[+-]?[0-9]+", token.text) else number
 
-    def _peek(self) -> _Token:
+    def _peek(self) -> Token:
         return self.tokens[self.next]
 
     def _skip(self, sign: str) -> bool:
@@ -145,7 +154,7 @@ class _Parser:
         self.next += is_next
         return is_next
 
-    def _take(self, kind: str, what: str) -> _Token:
+    def _take(self, kind: str, what: str) -> Token:
         token = self._peek()
         if token.kind != kind:
             raise self._error(token.at, f"expected {what}")
@@ -153,8 +162,7 @@ class _Parser:
         return token
 
     def _error(self, at: int, complaint: str) -> SpecError:
-        before, after = self.text[:at], self.text[at : at + 60] or "(end)"
-        return SpecError(one_line(f"{complaint} at character {at + 1}: {before}▸{after}"))
+        return _error(self.text, at, complaint)
 
     # -- calls to objects ------------------------------------------------------------------------------
 
@@ -193,7 +201,7 @@ class _Parser:
             values[parameter.name] = converted
         return values
 
-    def _parameter(self, info: Any, index: int, key: _Token | None, token: _Token) -> Parameter:
+    def _parameter(self, info: Any, index: int, key: Token | None, token: Token) -> Parameter:
         """Return the parameter that an argument is for."""
         parameters: dict[str, Parameter] = {parameter.name: parameter for parameter in info.parameters}
         if key is not None:
@@ -208,7 +216,7 @@ class _Parser:
             raise self._error(token.at, f"{info.name} takes {len(positional)} arguments")
         return positional[index]
 
-    def _convert(self, info: Any, parameter: Parameter, value: Any, token: _Token) -> Any:
+    def _convert(self, info: Any, parameter: Parameter, value: Any, token: Token) -> Any:
         """Return the value as a type that the parameter takes."""
         kinds = _kinds(parameter)
         if isinstance(value, _Call):

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
@@ -311,12 +311,17 @@ def _file(parts: list[bytes]) -> bytes:
     return bytes(written)
 
 
-def png_data_uri(image: Image.Image) -> str:
-    """The image as a PNG in a `data:` address."""
+def png_bytes(image: Image.Image, **options: Any) -> bytes:
+    """Return the image as a PNG, small unless ``options`` of Pillow say otherwise."""
     buffer = io.BytesIO()
-    plain = image if image.mode in {"1", "L", "LA", "P", "RGB", "RGBA"} else image.convert("RGB")
-    plain.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    supported = image if image.mode in {"1", "L", "LA", "P", "RGB", "RGBA"} else image.convert("RGB")
+    supported.save(buffer, format="PNG", **(options or {"optimize": True}))
+    return buffer.getvalue()
+
+
+def png_data_uri(image: Image.Image, **options: Any) -> str:
+    """Return the image as a PNG in a `data:` address."""
+    return "data:image/png;base64," + base64.b64encode(png_bytes(image, **options)).decode("ascii")
 
 
 _FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}

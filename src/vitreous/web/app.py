@@ -1,7 +1,4 @@
-"""What a request brings: read in a bounded way, refused in one line.
-
-The addresses of the explorer: what can be asked for, and who answers it.
-"""
+"""The addresses of the explorer: what can be asked for, read in a bounded way, and who answers it."""
 
 from __future__ import annotations
 
@@ -13,58 +10,55 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 import vitreous as vt
 from vitreous.errors import VitreousError, one_line
-from vitreous.registry import check_choice
-from vitreous.web import (
-    catalog as shelves,
-)
-from vitreous.web import (
-    completion as typed,
-)
-from vitreous.web import (
-    export as downloads,
-)
-from vitreous.web import (
-    export as lines,
-)
-from vitreous.web import (
-    perturbation as trying,
-)
+from vitreous.viz.canvas import png_bytes
+from vitreous.web import completion, export, handlers
 from vitreous.web.decoder import MOST_BYTES, MOST_PIXELS, Decoder
-from vitreous.web.handlers import works
-from vitreous.web.jobs import MOST_QUEUED, MOST_TASKS, Job, Worker, soon, streamed
-from vitreous.web.schemas import LONGEST_SPELLING, Question, Refused, given_mask, png_bytes, text, whole
-from vitreous.web.security import Guard
-from vitreous.web.session import Desk
+from vitreous.web.jobs import MOST_QUEUED, Job, Worker, run_soon, stream_events
+from vitreous.web.runs import titles
+from vitreous.web.schemas import (
+    MOST_TASKS,
+    CommandRequest,
+    Download,
+    PartialSpec,
+    Question,
+    Removal,
+    parse,
+)
+from vitreous.web.security import Guard, Refused
+from vitreous.web.session import SCENES, Session, render_scene
 
-__all__ = [
-    "Explorer",
-    "answered",
-    "body",
-    "made_app",
-    "read_json",
-]
+__all__ = ["Explorer", "create_app"]
 
 MOST_JSON = 2 * 2**20
-_LITTLE = 2**20  # bytes that are held without asking for room
-_SILENCE = 5.0  # seconds between two parts of a body
-_PATIENCE, _SLOWEST = 10.0, 2**16
+SMALL_BODY = 2**20  # bytes that are held without asking for room
+SILENCE = 5.0  # seconds between two parts of a body
+BODY_SECONDS, BODY_RATE = 10.0, 2**16
 """A body arrives within so many seconds, and one more for so many bytes of it that have arrived."""
+_MOST_SHORT, _MOST_ARRIVING, _MOST_UPLOADS, _NUM_DECODERS = 64, 16, 4, 2
+_STATIC = Path(__file__).parent / "static"
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+}
 
-Room = Callable[[], Awaitable[object]]
+Answer = Callable[..., Awaitable[Response]]
 
 
-def answered(content: Any, status: int = 200) -> Response:
+def json_response(content: Any, status: int = 200) -> Response:
     """Answer with JSON; in ASCII, for a text may hold what no encoding has."""
     return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 
-async def body(request: Request, most: int, room: Room | None = None) -> bytes:
+async def read_body(request: Request, most: int, room: Callable[[], Awaitable[object]] | None = None) -> bytes:
     """Read what a request brings, as long as it is not too much; what it says about its length is not believed.
 
     ``room`` is awaited once before much is held in memory: whoever sends little, or nothing, takes no one's place.
@@ -72,19 +66,18 @@ async def body(request: Request, most: int, room: Room | None = None) -> bytes:
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise Refused(413, f"the request has {declared[:20]} bytes, over {most:,}")
-    parts, total, waited = request.stream(), 0, time.monotonic()
+    parts, start = request.stream(), time.monotonic()
     data = bytearray()
     try:
         while True:
-            left = waited + _PATIENCE + total / _SLOWEST - time.monotonic()
-            data += await asyncio.wait_for(anext(parts), max(0.0, min(left, _SILENCE)))
-            total = len(data)
-            if total > most:
+            left = start + BODY_SECONDS + len(data) / BODY_RATE - time.monotonic()
+            data += await asyncio.wait_for(anext(parts), max(0.0, min(left, SILENCE)))
+            if len(data) > most:
                 raise Refused(413, f"the request has more than {most:,} bytes")
-            if room is not None and total > _LITTLE:
+            if room is not None and len(data) > SMALL_BODY:
                 before = time.monotonic()
                 await room()
-                waited += time.monotonic() - before
+                start += time.monotonic() - before
                 room = None
     except StopAsyncIteration:
         return bytes(data)
@@ -99,35 +92,21 @@ async def read_json(request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "the request must be application/json")
-    data = await body(request, MOST_JSON)
+
+    def refuse_constant(word: str) -> None:
+        raise ValueError(word)
+
     try:
-        found = json.loads(data, parse_constant=_no_number)
+        content = json.loads(await read_body(request, MOST_JSON), parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise Refused(400, "the request is not JSON that can be read") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise Refused(422, "the request must be a JSON object")
-    return found
-
-
-def _no_number(word: str) -> None:
-    raise ValueError(word)
-
-
-_STATIC = Path(__file__).parent / "static"
-_KINDS = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-}
-_MOST_SHORT, _MOST_ARRIVING, _MOST_UPLOADS, _DECODERS = 64, 16, 4, 2
-
-Answered = Callable[..., Awaitable[Response]]
+    return content
 
 
 class Explorer:
-    """Everything behind the page: the desk, one thread for what takes long and one for short questions.
+    """Everything behind the page: the session, one thread for what takes long and one for short questions.
 
     Short questions have a thread of their own, so that they never wait for a long job: passes of different threads do
     not see each other.
@@ -138,18 +117,30 @@ class Explorer:
         models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
         memory_gb: float | None = None,
-        options: Mapping[str, Any] | None = None,
+        load_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.desk = Desk(models, memory_gb, options)
-        limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "tasks": MOST_TASKS, "passes": typed.MOST_PASSES}
-        self.first = shelves.start(self.desk.models, runs) | {"limits": limits}
+        self.session = Session(models, memory_gb, load_options)
+        self.start_content = completion.describe_models(self.session.models) | {
+            "runs": titles(runs),
+            "scenes": [
+                {"picture": photo.picture, "title": f"{photo.name}, {scene.title}", "kind": kind}
+                for kind, scene in SCENES.items()
+                for photo in (render_scene(kind, start) for start in scene.starts)
+            ],
+            "limits": {
+                "bytes": MOST_BYTES,
+                "pixels": MOST_PIXELS,
+                "tasks": MOST_TASKS,
+                "passes": completion.MOST_PASSES,
+            },
+        }
         self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
-        self.long = Worker("vitreous jobs", MOST_QUEUED, behind=True)
+        self.long = Worker("vitreous jobs", MOST_QUEUED, low_priority=True)
         self.short = Worker("vitreous questions", _MOST_SHORT)
-        self.decoders = [(Worker("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_DECODERS)]
+        self.decoders = [(Worker("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_NUM_DECODERS)]
 
     def drop(self) -> None:
-        """Take no more work, and stop all there is at its next tick."""
+        """Take no more work, and let all there is end at its next report of progress."""
         for worker in self._workers():
             worker.end()
         for _, decoder in self.decoders:
@@ -167,94 +158,90 @@ class Explorer:
     # -- the page --------------------------------------------------------------------------------------
 
     async def page(self) -> Response:
-        return self._file("index.html")
+        return await self.static("index.html")
 
     async def static(self, name: str) -> Response:
-        return self._file(name)
+        """Return a file of the page: one of those that lie beside each other in its folder, and nothing else."""
+        files = {path.name: path for path in _STATIC.iterdir() if path.suffix in _MEDIA_TYPES and path.is_file()}
+        if name not in files:
+            raise Refused(404, f"there is no file {name!r:.60}")
+        return Response(files[name].read_bytes(), media_type=_MEDIA_TYPES[files[name].suffix])
 
     async def icon(self) -> Response:
         return Response(status_code=204)
 
-    def _file(self, name: str) -> Response:
-        """Return a file of the page: one of those that lie beside each other in its folder, and nothing else."""
-        there = {path.name: path for path in _STATIC.iterdir() if path.suffix in _KINDS and path.is_file()}
-        if name not in there:
-            raise Refused(404, f"there is no file {name!r:.60}")
-        return Response(there[name].read_bytes(), media_type=_KINDS[there[name].suffix])
-
     # -- short questions -------------------------------------------------------------------------------
 
     async def start(self) -> Response:
-        return answered(self.first)
+        return json_response(self.start_content)
 
     async def methods(self, request: Request) -> Response:
-        model = self.desk.model(request.query_params.get("model", ""))
-        return answered(await self._short(request, lambda: shelves.methods_of(model)))
+        model = self.session.model(request.query_params.get("model", ""))
+        return json_response(await self._short(request, lambda: completion.list_methods(model)))
 
     async def classes(self, request: Request) -> Response:
-        model = self.desk.model(request.query_params.get("model", ""))
-        wanted = request.query_params.get("q", "")[:200]
-        return answered(await self._short(request, lambda: shelves.classes_of(model, wanted)))
+        model = self.session.model(request.query_params.get("model", ""))
+        query = request.query_params.get("q", "")[:200]
+        return json_response(await self._short(request, lambda: completion.list_classes(model, query)))
 
     async def method(self, request: Request) -> Response:
-        given = await read_json(request)
-        model = text(given, "model", 300) or ""
-        vision_model, spec = self.desk.model(model), text(given, "spelling", LONGEST_SPELLING) or ""
-        cursor = whole(given, "cursor", 0, len(spec) + 1, len(spec))
+        typed = parse(PartialSpec.model_validate, await read_json(request))
+        model = self.session.model(typed.model)
 
-        def look() -> dict[str, Any]:
-            found = typed.looked_at(spec, vision_model)
-            if found["ok"]:
-                found["seconds"] = self.desk.seconds(model, found["forwards"] + 2 * found["backwards"])
-            return found | {"completions": typed.completions(spec, cursor or 0)}
+        def describe() -> dict[str, Any]:
+            content = completion.describe_spec(typed.spec, model)
+            if content["ok"]:
+                passes = content["forwards"] + 2 * content["backwards"]
+                content["seconds"] = self.session.seconds(typed.model, passes)
+            cursor = len(typed.spec) if typed.cursor is None else typed.cursor
+            return content | {"completions": completion.complete(typed.spec, cursor)}
 
-        return answered(await self._short(request, look))
+        return json_response(await self._short(request, describe))
 
     async def upload(self, request: Request) -> Response:
         name = request.query_params.get("name", "picture")[:200]
-        async with AsyncExitStack() as held:  # each may hold much, and fifty at once more than there is
-            data = await body(request, MOST_BYTES, lambda: held.enter_async_context(self.arriving))
-            await held.enter_async_context(self.uploads)
-            worker, decoder = min(self.decoders, key=lambda pair: pair[0].busy)
-            add = self.desk.pictures.add
-            photo = await soon(worker, lambda job: add(data, name, decoder), request.is_disconnected)
+        async with AsyncExitStack() as stack:  # each may hold much, and fifty at once more than there is
+            data = await read_body(request, MOST_BYTES, lambda: stack.enter_async_context(self.arriving))
+            await stack.enter_async_context(self.uploads)
+            worker, decoder = min(self.decoders, key=lambda pair: pair[0].num_jobs)
+            add = self.session.photos.add
+            photo = await run_soon(worker, lambda job: add(data, name, decoder), request.is_disconnected)
         size = {"width": photo.image.width, "height": photo.image.height}
-        return answered({"picture": photo.picture, "name": photo.name, **size})
+        return json_response({"picture": photo.picture, "name": photo.name, **size})
 
     async def picture(self, picture: str, request: Request) -> Response:
-        model = request.query_params.get("model", next(iter(self.desk.models)))
-        self.desk.model(model)
-
-        def look() -> bytes:
-            return png_bytes(self.desk.seen(model, self.desk.pictures.get(picture)))
-
-        return Response(await self._short(request, look), media_type="image/png")
+        model = request.query_params.get("model", next(iter(self.session.models)))
+        self.session.model(model)
+        question = parse(Question.model_validate, {"model": model, "picture": picture})
+        image = await self._short(request, lambda: png_bytes(self.session.model_input(question), compress_level=3))
+        return Response(image, media_type="image/png")
 
     async def predict(self, request: Request) -> Response:
-        asked = Question.of(await read_json(request))
-        model = self.desk.model(asked.model)
+        question = parse(Question.model_validate, await read_json(request))
+        self.session.model(question.model)
+        return json_response(await self._short(request, lambda: handlers.predict(self.session, question)))
 
-        def look() -> dict[str, Any]:
-            photo = self.desk.pictures.get(asked.picture)
-            return trying.predicted(model, photo, self.desk.seen(asked.model, photo))
+    async def remove(self, request: Request) -> Response:
+        removal = parse(Removal.model_validate, await read_json(request))
+        removal.mask(self.session.model(removal.model).grid())
+        return json_response(await self._short(request, lambda: handlers.remove(self.session, removal)))
 
-        return answered(await self._short(request, look))
+    async def command(self, request: Request) -> Response:
+        questions = parse(CommandRequest.model_validate, await read_json(request)).questions
 
-    async def removed(self, request: Request) -> Response:
-        given = await read_json(request)
-        asked = Question.of(given)
-        model = self.desk.model(asked.model)
-        gone, fill = given_mask(given.get("removed"), model.grid()), text(given, "fill", 20, "blur") or ""
-        check_choice("fill", fill, trying.FILLS)
+        def write() -> dict[str, str]:
+            resolved = [self.session.resolve(question) for question in questions]
+            photos = {question.picture: self.session.photos.get(question.picture) for question in resolved}
+            options = self.session.load_options
+            return {
+                "python": export.python_code(resolved, photos, options),
+                "shell": export.shell_commands(resolved, photos, options),
+            }
 
-        def look() -> dict[str, Any]:
-            picture = self.desk.seen(asked.model, self.desk.pictures.get(asked.picture))
-            return trying.removed(model, picture, gone, fill, asked.target)
-
-        return answered(await self._short(request, look))
+        return json_response(await self._short(request, write))
 
     async def _short(self, request: Request, work: Callable[[], Any]) -> Any:
-        return await soon(self.short, lambda job: work(), request.is_disconnected)
+        return await run_soon(self.short, lambda job: work(), request.is_disconnected)
 
     # -- long questions --------------------------------------------------------------------------------
 
@@ -264,58 +251,38 @@ class Explorer:
             raise Refused(422, "an ask has a list of tasks")
         if len(tasks) > MOST_TASKS:
             raise Refused(429, f"an ask has at most {MOST_TASKS} tasks, not {len(tasks)}")
-        self.long.room(len(tasks))
-        said = streamed(self.long, works(self.desk, tasks), request.is_disconnected)
-        return StreamingResponse(said, media_type="application/x-ndjson")
+        self.long.check_room(len(tasks))
+        events = stream_events(self.long, handlers.plan_work(self.session, tasks), request.is_disconnected)
+        return StreamingResponse(events, media_type="application/x-ndjson")
 
     async def download(self, request: Request) -> Response:
-        given = await read_json(request)
-        questions, look = _questions(given), downloads.Look.of(given.get("look"))
-        form = text(given, "format", 10) or ""
-        check_choice("format", form, tuple(downloads.FORMATS))
+        wanted = parse(Download.model_validate, await read_json(request))
+        count = len(wanted.questions)
 
         def write(job: Job) -> tuple[bytes, str, str]:
-            shares = [job.part(place / len(questions), (place + 1) / len(questions)) for place in range(len(questions))]
-            made = [
-                self.desk.made(question, on_progress).explanation
-                for question, on_progress in zip(questions, shares, strict=True)
+            maps = [
+                self.session.explain(question, job.part(index / count, (index + 1) / count)).explanation
+                for index, question in enumerate(wanted.questions)
             ]
-            content, ending = downloads.written(form, made, look)
-            return content, ending, downloads.file_name(made, ending)
+            content, ending = export.encode_maps(wanted.format, maps, wanted.look)
+            return content, ending, export.file_name(maps, ending)
 
-        worker = self.short if all(map(self.desk.knows, questions)) else self.long
-        content, ending, name = await soon(worker, write, request.is_disconnected)
-        kind = downloads.FORMATS.get(ending, "application/octet-stream")
-        headers = {"content-disposition": f'attachment; filename="{name}"'}
-        return Response(content, media_type=kind, headers=headers)
-
-    async def command(self, request: Request) -> Response:
-        questions = _questions(await read_json(request))
-
-        def write() -> dict[str, str]:
-            asked = [self.desk.asked(question) for question in questions]
-            photos = {each.picture: self.desk.pictures.get(each.picture) for each in asked}
-            return {
-                "python": lines.python(asked, photos, self.desk.options),
-                "shell": lines.shell(asked, photos, self.desk.options),
-            }
-
-        return answered(await self._short(request, write))
+        worker = self.short if all(map(self.session.has_map, wanted.questions)) else self.long
+        content, ending, name = await run_soon(worker, write, request.is_disconnected)
+        media_type = export.MEDIA_TYPES.get(ending, "application/octet-stream")
+        return Response(
+            content, media_type=media_type, headers={"content-disposition": f'attachment; filename="{name}"'}
+        )
 
 
-def _questions(given: Mapping[str, Any]) -> list[Question]:
-    found = given.get("questions")
-    if not isinstance(found, list) or not 0 < len(found) <= MOST_TASKS:
-        raise Refused(422, f"give a list of 1 to {MOST_TASKS} questions")
-    return [Question.of(each) for each in found]
-
-
-def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None, more: Sequence[Any] = ()) -> Guard:
-    """Return the app with its guard; ``more`` are routers of others."""
+def create_app(
+    explorer: Explorer, token: str | None, names: Sequence[str] | None, routers: Sequence[APIRouter] = ()
+) -> Guard:
+    """Return the app behind its guard."""
     # its own pages fetch from elsewhere, it may tell others what it does, and believes the name that it is called by
     silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, telemetry=silent)
-    reads: dict[str, Answered] = {
+    reads: dict[str, Answer] = {
         "/": explorer.page,
         "/static/{name}": explorer.static,
         "/favicon.ico": explorer.icon,
@@ -324,10 +291,10 @@ def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None,
         "/api/classes": explorer.classes,
         "/api/pictures/{picture}": explorer.picture,
     }
-    asks: dict[str, Answered] = {
+    asks: dict[str, Answer] = {
         "/api/pictures": explorer.upload,
         "/api/predict": explorer.predict,
-        "/api/try": explorer.removed,
+        "/api/try": explorer.remove,
         "/api/method": explorer.method,
         "/api/ask": explorer.ask,
         "/api/download": explorer.download,
@@ -336,20 +303,20 @@ def made_app(explorer: Explorer, token: str | None, names: Sequence[str] | None,
     for verb, answers in (("GET", reads), ("POST", asks)):
         for path, answer in answers.items():
             app.add_api_route(path, answer, methods=[verb], response_model=None)
-    for router in more:
+    for router in routers:
         app.include_router(router)
-    app.add_exception_handler(VitreousError, _told)
+    app.add_exception_handler(VitreousError, _explain_error)
     for status in (404, 405):
-        app.add_exception_handler(status, _missing)
+        app.add_exception_handler(status, _explain_missing)
     return Guard(app, token, names)
 
 
-async def _told(request: Request, error: Exception) -> Response:
+async def _explain_error(request: Request, error: Exception) -> Response:
     status = error.status if isinstance(error, Refused) else 422
-    return answered({"error": one_line(str(error))}, status)
+    return json_response({"error": one_line(str(error))}, status)
 
 
-async def _missing(request: Request, error: Exception) -> Response:
+async def _explain_missing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    words = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
-    return answered({"error": words}, status)
+    message = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
+    return json_response({"error": message}, status)

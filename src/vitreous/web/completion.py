@@ -1,198 +1,278 @@
-"""Spellings that someone types: what they mean and cost, what is wrong with them and where, and how they may go on."""
+"""Which models, methods and classes there are; what a method spec means and costs, and how it may go on."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import vitreous as vt
+from vitreous import viz
 from vitreous.errors import SpecError, VitreousError
+from vitreous.methods.base import refuse_unfit  # what explain would refuse is known before it is asked for
 from vitreous.registry import format_value
 from vitreous.registry.defaults import EFFORT_LEVELS, display_name
-from vitreous.web.schemas import Refused
+from vitreous.registry.spec import tokenize
+from vitreous.web.security import Refused
 
-__all__ = ["MOST_PASSES", "allowed", "completions", "looked_at", "passes", "understood"]
+__all__ = ["check_allowed", "complete", "describe_spec", "list_classes", "list_methods", "num_passes", "parse_method"]
 
 MOST_PASSES = 20_000
 """Forwards of one map, a backward counted as two: some minutes for a small model, and more than any default needs."""
 _MOST_BYTES = 2**28  # of the maps that a method returns
-_COUNTED = ("samples", "masks", "steps")  # parameters whose price is in the passes
+_COUNTS = ("samples", "masks", "steps")  # parameters whose price is in the passes
 _LARGEST, _LARGEST_FLOAT = 1024, 1e6
-_WORDS = {"stats": ("world", "own", "noise"), "background": ("normal", "scenes")}
+_CHOICES = {"stats": ("world", "own", "noise"), "background": ("normal", "scenes")}
 """What parameters that may name files take here."""
-_MOST_SHOWN = 40
-_WHERE = re.compile(r"^(.*) at character (\d+): ", re.DOTALL)
-_WORD = re.compile(r"[A-Za-z_][\w.:+-]*\Z")
-_REST = re.compile(r"[\w.:+-]*")
+_MOST_CLASSES, _MOST_COMPLETIONS = 50, 40
+_DEFAULT_METHODS = ("generic", "gradcam", "skipplus(decompx)")
+"""What stands beside the quick level when the page opens."""
+_POSITION = re.compile(r"^(.*) at character (\d+): ", re.DOTALL)
+_WORD_BEFORE, _WORD_AFTER = re.compile(r"[A-Za-z_][\w.:+-]*\Z"), re.compile(r"[\w.:+-]*")
+
+# -- models, methods, classes --------------------------------------------------------------------------
 
 
-def understood(spec: str | None, model: vt.VisionModel) -> vt.Method:
-    """Return the method that is meant, a step of effort included; refuse what this server will not do."""
-    if spec is None or spec in EFFORT_LEVELS:
-        spec = vt.recommended_method(spec or EFFORT_LEVELS[0], model)
-    how = vt.get_method(spec)
-    allowed(how, model)
-    return how
-
-
-def passes(how: vt.Method, model: vt.VisionModel) -> float:
-    """Return what a map costs: forwards, and twice the backwards."""
-    return how.num_forwards(model) + 2 * how.cost[1]
-
-
-def allowed(how: vt.Method, model: vt.VisionModel) -> None:
-    """Refuse what would take hours or more memory than there is, and what reads files."""
-    for part in how.components():
-        for field in dataclasses.fields(part):  # type: ignore[arg-type]
-            given = getattr(part, field.name)
-            words = _WORDS.get(field.name, ())
-            if words and given not in words:
-                text = f"{part.info.name}: the explorer reads no files; {field.name} is {', '.join(words)}"
-                raise Refused(422, text)
-            _check_number(part.info.name, field.name, given)
-    how.passes(model)
-    price = passes(how, model)
-    if not price <= MOST_PASSES:
-        told = f"{display_name(how.spec):.60} would run the model {price:,.0f} times for one map"
-        raise Refused(422, f"{told}, over {MOST_PASSES:,}; use the command line for that")
-    height, width = model.preprocess.size if how.grid == "pixel" else model.grid()
-    if 4 * how.num_maps(model) * height * width > _MOST_BYTES:
-        raise Refused(422, f"{how.spec:.60} returns {how.num_maps(model):,} maps; use the command line for that")
-
-
-def _check_number(name: str, parameter: str, given: Any) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        return
-    whole = isinstance(given, int)
-    most = MOST_PASSES if parameter in _COUNTED else _LARGEST if whole or "sigma" in parameter else _LARGEST_FLOAT
-    if not abs(given) <= most:
-        raise Refused(422, f"{name}: {parameter}={given:g} is over {most:,.0f}; use the command line for that")
-
-
-def looked_at(spec: str, model: vt.VisionModel) -> dict[str, Any]:
-    """Return what a spelling means and costs on a model, or what is wrong with it and where."""
-    try:
-        how = understood(spec, model)
-    except VitreousError as error:
-        found = _WHERE.match(str(error)) if isinstance(error, SpecError) else None
-        at = None if found is None else min(int(found[2]) - 1, len(spec))
-        message = str(error) if found is None else found[1]
-        return {"ok": False, "error": {"message": message, "at": at}}
+def describe_models(models: Mapping[str, vt.VisionModel]) -> dict[str, Any]:
+    """Return what the page knows about the models and methods when it opens."""
     return {
-        "ok": True,
-        "spelling": how.spec,
-        "title": display_name(how.spec),
-        "forwards": how.num_forwards(model),
-        "backwards": how.cost[1],
-        "class_specific": how.class_specific,
-        "signed": how.signed,
-        "grid": how.grid,
+        "version": vt.__version__,
+        "models": [_describe_model(name, model) for name, model in models.items()],
+        "methods": list_methods(next(iter(models.values()))),
+        "efforts": [
+            {"name": level, "spec": {name: vt.recommended_method(level, model) for name, model in models.items()}}
+            for level in EFFORT_LEVELS
+        ],
+        "colours": {"signed": viz.DIVERGING.tolist(), "unsigned": viz.SEQUENTIAL.tolist()},
     }
 
 
-# -- how it may go on --------------------------------------------------------------------------------------
+def _describe_model(name: str, model: vt.VisionModel) -> dict[str, Any]:
+    height, width = model.grid()
+    methods = [spec for spec in _DEFAULT_METHODS if _refusal(vt.get_method(spec), model) is None]
+    return {
+        "name": name,
+        "title": name,
+        "grid": [height, width],
+        "size": list(model.preprocess.size),
+        "classes": max(model.num_classes, 2),
+        "depth": model.depth,
+        "heads": model.num_heads,
+        "patches": height * width,
+        "attention": model.attention,
+        "default_methods": [EFFORT_LEVELS[0], *methods],
+    }
 
 
-class _Place(NamedTuple):
-    """Where a word is being typed: inside which call, after which key, and what was given before."""
-
-    inside: str | None
-    key: str | None
-    given: tuple[str, ...]
-    first: bool
-    """Whether the call has no argument yet."""
-    preset_of: str | None = None
+def list_methods(model: vt.VisionModel) -> list[dict[str, Any]]:
+    """Return every method with what it costs on this model, or why it means nothing there."""
+    return [_describe_method(info, model) for info in vt.list_methods()]
 
 
-def completions(text: str, cursor: int) -> list[dict[str, Any]]:
+def _describe_method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": info.name,
+        "family": info.family,
+        "summary": info.summary,
+        "cost": info.cost_text,
+        "combinator": info.is_combinator,
+        "bases": info.num_bases,
+        "aliases": list(info.aliases),
+        "presets": list(info.presets),
+        "slow": info.is_slow,
+        "forwards": None,
+        "backwards": None,
+        "class_specific": None,
+        "grid": "token",
+        "layers": False,
+    }
+    if info.is_combinator:
+        return entry
+    method = info.factory()
+    entry |= {
+        "class_specific": info.class_specific,
+        "grid": method.grid,
+        "layers": method.is_layerwise or method.has_layer_choice,
+    }
+    if (reason := _refusal(method, model)) is not None:
+        return entry | {"refused": reason}
+    return entry | {"forwards": method.num_forwards(model), "backwards": method.cost[1]}
+
+
+def _refusal(method: vt.Method, model: vt.VisionModel) -> str | None:
+    """Return why a method means nothing on a model, where that is known before it runs."""
+    for component in method.components():
+        if component.models == "ViT" and model.attention != "global":
+            return f"{component.info.name} is not for {model.name}, whose attention does not reach everywhere"
+    try:
+        refuse_unfit([method], model)
+        method.passes(model)
+    except VitreousError as error:
+        return str(error)
+    return None
+
+
+def list_classes(model: vt.VisionModel, query: str) -> list[dict[str, Any]]:
+    """Return the classes that fit a query best: by number, by how a name begins, by what it holds."""
+    words, names = query.casefold().split(), model.class_names or ()
+    ranked = []
+    for index in range(max(model.num_classes, 2)):
+        label = model.label(index)
+        name = (names[index] if index < len(names) else label).casefold()
+        if query.strip() == str(index):
+            ranked.append((0, index, label))
+        elif all(word in name for word in words):
+            is_prefix, begins_words = name.startswith(" ".join(words)), all(f" {word}" in f" {name}" for word in words)
+            ranked.append((1 if is_prefix else 2 if begins_words else 3, index, label))
+    return [{"index": index, "label": label} for _, index, label in sorted(ranked)[:_MOST_CLASSES]]
+
+
+# -- what a spec means ---------------------------------------------------------------------------------
+
+
+def parse_method(spec: str | None, model: vt.VisionModel) -> vt.Method:
+    """Return the method of a spec, a level of effort included; refuse what this server will not do."""
+    if spec is None or spec in EFFORT_LEVELS:
+        spec = vt.recommended_method(spec or EFFORT_LEVELS[0], model)
+    method = vt.get_method(spec)
+    check_allowed(method, model)
+    return method
+
+
+def num_passes(method: vt.Method, model: vt.VisionModel) -> float:
+    """Return what a map costs: forwards, and twice the backwards."""
+    return method.num_forwards(model) + 2 * method.cost[1]
+
+
+def check_allowed(method: vt.Method, model: vt.VisionModel) -> None:
+    """Refuse what would take hours or more memory than there is, and what reads files."""
+    elsewhere = "use the command line for that"
+    for component in method.components():
+        name = component.info.name
+        for field in dataclasses.fields(component):  # type: ignore[arg-type]
+            value = getattr(component, field.name)
+            choices = _CHOICES.get(field.name, ())
+            if choices and value not in choices:
+                text = f"{name}: the explorer reads no files; {field.name} is {', '.join(choices)}"
+                raise Refused(422, text)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            most = _LARGEST if isinstance(value, int) or "sigma" in field.name else _LARGEST_FLOAT
+            most = MOST_PASSES if field.name in _COUNTS else most
+            if not abs(value) <= most:
+                raise Refused(422, f"{name}: {field.name}={value:g} is over {most:,.0f}; {elsewhere}")
+    method.passes(model)
+    passes, num_maps = num_passes(method, model), method.num_maps(model)
+    if not passes <= MOST_PASSES:
+        text = f"{display_name(method.spec):.60} would run the model {passes:,.0f} times for one map"
+        raise Refused(422, f"{text}, over {MOST_PASSES:,}; {elsewhere}")
+    height, width = model.preprocess.size if method.grid == "pixel" else model.grid()
+    if 4 * num_maps * height * width > _MOST_BYTES:
+        raise Refused(422, f"{method.spec:.60} returns {num_maps:,} maps; {elsewhere}")
+
+
+def describe_spec(spec: str, model: vt.VisionModel) -> dict[str, Any]:
+    """Return what a spec means and costs on a model, or what is wrong with it and where."""
+    try:
+        method = parse_method(spec, model)
+    except VitreousError as error:
+        match = _POSITION.match(str(error)) if isinstance(error, SpecError) else None
+        if match is None:
+            return {"ok": False, "error": {"message": str(error), "at": None}}
+        return {"ok": False, "error": {"message": match[1], "at": min(int(match[2]) - 1, len(spec))}}
+    return {
+        "ok": True,
+        "spec": method.spec,
+        "title": display_name(method.spec),
+        "forwards": method.num_forwards(model),
+        "backwards": method.cost[1],
+        "class_specific": method.class_specific,
+        "signed": method.signed,
+        "grid": method.grid,
+    }
+
+
+# -- how a spec may go on ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call that is being typed: its method, the keys that it has, and the one whose value comes next."""
+
+    name: str
+    keys: list[str] = dataclasses.field(default_factory=list)
+    key: str | None = None
+    is_first: bool = True
+    """Whether it has no argument yet."""
+
+
+def complete(text: str, cursor: int) -> list[dict[str, Any]]:
     """Return what may stand at the cursor, the likeliest first: names of methods, presets, parameters, values."""
     before = text[:cursor]
-    found = _WORD.search(before)
-    start = cursor if found is None else found.start()
-    rest = _REST.match(text, cursor)
-    end = cursor if rest is None or found is None else rest.end()
-    place = _place(before[:start])
-    if place is None:
-        return []
+    match = _WORD_BEFORE.search(before)
+    start = cursor if match is None else match.start()
+    rest = None if match is None else _WORD_AFTER.match(text, cursor)
+    end = cursor if rest is None else rest.end()
     typed = before[start:].lower()
-    offered = [(word, note) for word, note in _offered(place) if typed in word.lower() and word != text[start:end]]
-    offered.sort(key=lambda pair: not pair[0].lower().startswith(typed))
-    return [{"text": word, "start": start, "end": end, "note": note} for word, note in offered[:_MOST_SHOWN]]
+    offers = [offer for offer in _offers(before[:start]) if typed in offer[0].lower() and offer[0] != text[start:end]]
+    offers.sort(key=lambda offer: not offer[0].lower().startswith(typed))
+    return [{"text": word, "start": start, "end": end, "note": note} for word, note in offers[:_MOST_COMPLETIONS]]
 
 
-def _place(before: str) -> _Place | None:
-    """Read what stands before a word; ``None`` inside quotes, where nothing can be offered."""
-    calls: list[tuple[str, list[str], list[int]]] = []  # name, keys given, how many arguments
-    word, key, quote, closed = "", None, "", False
-    for letter in before:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter == "(":
-            calls.append((word.partition("@")[0], [], [0]))
-            word, key = "", None
-        elif letter == ")":
-            if calls:
-                calls.pop()
-            word, closed = "", True
-            continue
-        elif letter == ",":
-            if calls:
-                calls[-1][2][0] += 1
-            word, key = "", None
-        elif letter == "=":
-            key, word = word, ""
-            if calls:
-                calls[-1][1].append(key)
-        elif letter.isspace():
-            continue
-        else:
-            word += letter
-        closed = False
-    if quote or closed:
-        return None
-    preset_of = word[:-1] if word.endswith("@") else None
-    if word and preset_of is None:
-        return None
-    if not calls:
-        return _Place(None, None, (), True, preset_of)
-    name, keys, count = calls[-1]
-    return _Place(name, key, tuple(keys), count[0] == 0, preset_of)
-
-
-def _offered(place: _Place) -> Iterator[tuple[str, str]]:
-    infos = {info.name: info for info in vt.list_methods()}
-    if place.preset_of is not None:
-        info = _called(place.preset_of, infos.values())
+def _offers(before: str) -> Iterator[tuple[str, str]]:
+    """Give the words that may follow, each with a note; none inside quotes, and where something is wrong already."""
+    try:
+        tokens = [token.text for token in tokenize(before)[:-1]]
+    except SpecError:
+        return
+    calls: list[_Call] = []
+    for index, token in enumerate(tokens):
+        previous = tokens[index - 1] if index else ""
+        if token == "(":
+            calls.append(_Call(tokens[index - 3] if "@" in tokens[max(0, index - 2) : index] else previous))
+        elif calls and token == ")":
+            calls.pop()
+        elif calls and token == ",":
+            calls[-1].is_first, calls[-1].key = False, None
+        elif calls and token == "=":
+            calls[-1].key = previous
+            calls[-1].keys.append(previous)
+    last = tokens[-1] if tokens else ""
+    infos = vt.list_methods()
+    if last == "@":
+        info = _find(tokens[-2] if len(tokens) > 1 else "", infos)
         for name, values in ({} if info is None else info.presets).items():
             yield name, ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults"
+    elif not calls and not tokens:
+        yield from ((level, "a level of effort") for level in EFFORT_LEVELS)
+        yield from _names(infos)
+    elif calls and last in ("(", ",", "=") and (info := _find(calls[-1].name, infos)) is not None:
+        yield from _values(info, calls[-1], infos) if last == "=" else _arguments(info, calls[-1], infos)
+
+
+def _values(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Give the values of the parameter whose key was typed."""
+    parameter = next((parameter for parameter in info.parameters if parameter.name == call.key), None)
+    if parameter is None:
         return
-    info = None if place.inside is None else _called(place.inside, infos.values())
-    if place.inside is not None and info is None:
-        return
-    takes = [] if info is None else [p for p in info.parameters if _methods(p.kind)]
-    several = bool(takes) and takes[0].kind == tuple[vt.Method, ...]
-    if place.key is not None:
-        parameter = next((p for p in ([] if info is None else info.parameters) if p.name == place.key), None)
-        if parameter is None:
-            return
-        if parameter in takes:
-            yield from _names(infos.values())
-        elif parameter.kind is bool:
-            yield from (("true", ""), ("false", ""))
-        elif parameter.default is not dataclasses.MISSING:
-            yield _written(parameter.default), "default"
-        return
-    if info is None or (takes and (place.first or several)):
-        if info is None:
-            yield from ((step, "a step of effort") for step in EFFORT_LEVELS)
-        yield from _names(infos.values())
-    for parameter in () if info is None else info.parameters:
-        if parameter not in takes and parameter.name not in place.given:
-            yield f"{parameter.name}=", f"default {_written(parameter.default)}"
+    if _takes_methods(parameter):
+        yield from _names(infos)
+    elif parameter.kind is bool:
+        yield from (("true", ""), ("false", ""))
+    elif not parameter.required:
+        yield format_value(parameter.default), "default"
+
+
+def _arguments(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Give the methods that a call may take next, and the parameters that it does not have yet."""
+    bases = [parameter for parameter in info.parameters if _takes_methods(parameter)]
+    if bases and (call.is_first or bases[0].kind == tuple[vt.Method, ...]):
+        yield from _names(infos)
+    for parameter in info.parameters:
+        if parameter not in bases and parameter.name not in call.keys:
+            default = "" if parameter.required else format_value(parameter.default)
+            yield f"{parameter.name}=", f"default {default}"
 
 
 def _names(infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -200,13 +280,9 @@ def _names(infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
         yield (f"{info.name}(" if info.is_combinator else info.name), f"{info.family}; {info.cost_text}"
 
 
-def _called(name: str, infos: Iterable[Any]) -> Any:
+def _find(name: str, infos: Iterable[Any]) -> Any:
     return next((info for info in infos if name in (info.name, *info.aliases)), None)
 
 
-def _methods(kind: Any) -> bool:
-    return kind in (vt.Method, tuple[vt.Method, ...])
-
-
-def _written(default: Any) -> str:
-    return "" if default is dataclasses.MISSING else format_value(default)
+def _takes_methods(parameter: Any) -> bool:
+    return parameter.kind in (vt.Method, tuple[vt.Method, ...])

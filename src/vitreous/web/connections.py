@@ -38,7 +38,7 @@ def connection_limit() -> int:
 class TimedProtocol(H11Protocol):
     """HTTP/1.1 with a deadline wherever the client is to do something.
 
-    The body of a request has its deadline where it is read (``bodies``).
+    The body of a request has its deadline where it is read (``app.read_body``).
     """
 
     _since: float | None = None
@@ -117,7 +117,7 @@ class TimedProtocol(H11Protocol):
             for connection in self.connections
             if isinstance(connection, TimedProtocol) and not connection.is_closing
         ]
-        waits = [(each.waits_since, each) for each in alive if each.waits_since is not None and each is not self]
+        waits = [(other.waits_since, other) for other in alive if other.waits_since is not None and other is not self]
         since, oldest = min(waits, key=lambda pair: pair[0], default=(now - _GRACE, self))
         if now - since >= _GRACE or len(alive) > 2 * connection_limit():
             oldest.transport.abort()

@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.errors import ImageError
 from vitreous.io.decoding import FORMATS, decode
-from vitreous.web.schemas import Refused
+from vitreous.web.security import Refused
 
 __all__ = ["MOST_BYTES", "MOST_PIXELS", "Decoder", "serve"]
 
@@ -76,8 +76,7 @@ class Decoder:
             if image is not None:
                 return image
         if is_late.is_set():
-            told = f"the picture takes more than {DEADLINE:g} seconds to decode; save it in a simpler form"
-            raise Refused(422, told)
+            raise Refused(422, f"the picture takes more than {DEADLINE:g} seconds to decode; save it in a simpler form")
         raise Refused(415, "the picture cannot be read: its decoder broke down")
 
     def close(self) -> None:
@@ -148,12 +147,12 @@ def _read(stream: IO[bytes], size: int) -> bytearray:
 # -- the worker ------------------------------------------------------------------------------------------------
 
 
-def serve(memory_gb: int) -> None:
+def serve(memory: int) -> None:
     """Decode what comes in on standard input until that ends; this is all that the worker does."""
     source, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a C library prints must not come between the answers
     Image.MAX_IMAGE_PIXELS = MOST_PIXELS
-    _limit(memory_gb)
+    _limit(memory)
     while len(head := source.read(_REQUEST.size)) == _REQUEST.size:
         (size,) = _REQUEST.unpack(head)
         if hasattr(signal, "alarm"):
@@ -171,13 +170,13 @@ def serve(memory_gb: int) -> None:
         answers.flush()
 
 
-def _limit(memory_gb: int) -> None:
+def _limit(memory: int) -> None:
     """Bound the memory of this process, where the system can."""
     try:
         import resource
     except ImportError:
         return
-    for kind, most in ((resource.RLIMIT_AS, memory_gb), (resource.RLIMIT_CORE, 0)):
+    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
             resource.setrlimit(kind, (most, most))
 

@@ -1,7 +1,4 @@
-"""The lines that make a map again: in Python, and on the command line.
-
-What is on the screen as a file: a picture, a panel with text as text, the raw values, a page.
-"""
+"""Maps as files, as the page draws them, and as the lines that make them again in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -9,247 +6,176 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 import vitreous as vt
-from vitreous import viz as show
+from vitreous import viz
 from vitreous.html import Section, report
-from vitreous.registry import check_choice
 from vitreous.registry.defaults import display_name
-from vitreous.web.images import Photo, scene_of
-from vitreous.web.schemas import Question, Refused
+from vitreous.web.schemas import Array, Question, Rendering
+from vitreous.web.session import SCENES, Photo, scene_of
 
-__all__ = [
-    "FORMATS",
-    "Look",
-    "file_name",
-    "python",
-    "shell",
-    "why",
-    "written",
-]
+__all__ = ["MEDIA_TYPES", "encode_maps", "file_name", "python_code", "shell_commands", "why_command"]
 
-_OPTIONS = {"labels": "--class-names", "prompts": "--prompt"}
+MEDIA_TYPES = {"png": "image/png", "svg": "image/svg+xml", "npy": "application/octet-stream", "html": "text/html"}
+_OPTIONS = {"prompts": "--prompt"}
 """Words of ``load`` that are called otherwise on the command line."""
-_CHANGES = {
-    "pairs": "world.pair({})",
-    "shortcut": "world.betray({})",
-    "moved": "world.betray({}, moved=True)",
-    "difficult": "world.difficult({}, 0.5)",
-    "bare": "world.remove_parts({}, whole_share=0.0)",
-}
+_TILE = 360
+_COLUMNS = 4
+
+# -- the lines that make a map again -------------------------------------------------------------------
 
 
-def python(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
+def python_code(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
     """Return a few lines of Python; ``options`` are what the models were loaded with."""
-    made, lines = ["import vitreous as vt"], []
-    before: tuple[str, str] | None = None
-    for some in _groups(questions):
-        first = some[0]
-        if before is None or before[0] != first.model:
-            given = "".join(f", {name}={value!r}" for name, value in options.items())
-            lines.append(f"view = vt.load({first.model!r}{given})")
-        if before is None or before[1] != first.picture:
-            found = scene_of(first.picture)
-            if found is not None and "from vitreous import world" not in made:
-                made.append("from vitreous import world")
-                made.append("from vitreous.world.dataset import pictures")
-            lines += [f"picture = {photos[first.picture].name!r}"] if found is None else _scene(*found)
-        before = first.model, first.picture
-        lines += _asked(some)
-    return "\n".join([*made, "", *lines])
+    imports, lines = ["import vitreous as vt"], []
+    model = picture = None
+    for group in _groups(questions):
+        first = group[0]
+        if model != first.model:
+            arguments = "".join(f", {name}={value!r}" for name, value in options.items())
+            lines.append(f"model = vt.load({first.model!r}{arguments})")
+        if (model, picture) != (first.model, first.picture):
+            scene = scene_of(first.picture)
+            if scene is None:
+                lines.append(f"image = {photos[first.picture].name!r}")
+            else:
+                imports = [imports[0], "from vitreous import world", "from vitreous.world.dataset import pictures"]
+                kind = SCENES[scene[0]]
+                batch = kind.code.format(f'world.World("test", 1, start={scene[1] + kind.offset}).batch()')
+                lines.append(f"(image,) = pictures(world.render({batch}).images)")
+        model, picture = first.model, first.picture
+        arguments = "".join(f", {name}={value!r}" for name, value in _settings(first, "target contrast output seed"))
+        methods = [question.method for question in group]
+        if len(methods) == 1:
+            lines += [f"explanation = vt.explain(model, image, {methods[0]!r}{arguments})", "explanation.show()"]
+        else:
+            lines += [f"comparison = vt.compare(model, image, {methods!r}{arguments})", "comparison.show()"]
+    return "\n".join([*imports, "", *lines])
 
 
-def _scene(kind: str, place: int) -> list[str]:
-    start = place + (kind == "difficult")
-    scene = f'world.World("test", 1, start={start}).batch()'
-    changed = _CHANGES.get(kind, "{}").format(scene)
-    return [f"(picture,) = pictures(world.render({changed}).images)"]
-
-
-def _asked(some: Sequence[Question]) -> list[str]:
-    first = some[0]
-    how = [f"target={first.target}"] if first.target is not None else []
-    how += [f"contrast={first.contrast}"] if first.contrast is not None else []
-    how += [f"value={first.output!r}"] if first.output != "logit" else []
-    how += [f"seed={first.seed}"] if first.seed else []
-    rest = "".join(f", {each}" for each in how)
-    methods = [each.method or "" for each in some]
-    if len(methods) == 1:
-        return [f"e = vt.explain(view, picture, {methods[0]!r}{rest})", "e.show()"]
-    listed = ", ".join(map(repr, methods))
-    return [f"found = vt.compare(view, picture, [{listed}]{rest})", "found.show()"]
-
-
-def shell(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
+def shell_commands(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
     """Return the same as commands, one a line."""
-    lines = []
-    for number, some in enumerate(_groups(questions), 1):
-        first = some[0]
-        before, place = _files(first.picture, photos[first.picture].name)
-        lines += [each for each in before if each not in lines]
-        words = ["vitreous", "compare", place, "--model", first.model]
-        words += [word for name, value in options.items() for word in _option(name, value)]
-        words += [word for each in some for word in ("--method", each.method or "")]
-        words += ["--target", str(first.target)] if first.target is not None else []
-        words += ["--contrast", str(first.contrast)] if first.contrast is not None else []
-        words += ["--value", first.output] if first.output != "logit" else []
-        words += ["--seed", str(first.seed)] if first.seed else []
-        words += ["--out", f"maps-{number}.png" if len(_groups(questions)) > 1 else "maps.png"]
+    lines, groups = [], _groups(questions)
+    for number, group in enumerate(groups, 1):
+        render, path = _image_file(photos[group[0].picture])
+        lines += [line for line in render if line not in lines]
+        words = ["vitreous", "compare", path, *_model_words(group[0], options)]
+        words += [word for question in group for word in ("--method", question.method or "")]
+        words += [word for setting in _settings(group[0], "target contrast output seed") for word in _option(*setting)]
+        words += ["--out", f"maps-{number}.png" if len(groups) > 1 else "maps.png"]
         lines.append(shlex.join(words))
     return "\n".join(lines)
 
 
-def why(question: Question, photo: Photo, options: Mapping[str, Any]) -> str:
-    """Return the command that writes the page of one picture."""
-    lines, place = _files(question.picture, photo.name)
-    words = ["vitreous", "why", place, "--model", question.model]
-    words += [word for name, value in options.items() for word in _option(name, value)]
-    words += ["--method", question.method or ""]
-    words += ["--target", str(question.target)] if question.target is not None else []
-    words += ["--seed", str(question.seed)] if question.seed else []
+def why_command(question: Question, photo: Photo, options: Mapping[str, Any]) -> str:
+    """Return the command that writes the page of one image."""
+    lines, path = _image_file(photo)
+    words = ["vitreous", "why", path, *_model_words(question, options), "--method", question.method or ""]
+    words += [word for setting in _settings(question, "target seed") for word in _option(*setting)]
     return "\n".join([*lines, shlex.join(words)])
 
 
-def _files(picture: str, name: str) -> tuple[list[str], str]:
-    """Return the commands that a picture needs to be a file, and the file."""
-    found = scene_of(picture)
-    if found is None:
-        return [], name
-    kind, start = found
-    several = kind == "difficult"
-    many = ["--n", "3" if several else "1", "--start", str(start), "--kind", kind]
-    render = shlex.join(["vitreous", "world", "render", "--out", picture, *many])
-    return [render], f"{picture}/scene-{int(several):04d}.png"
+def _groups(questions: Iterable[Question]) -> list[list[Question]]:
+    """Return questions that differ in their method alone together, in the order in which they came."""
+    groups: dict[Question, list[Question]] = {}
+    for question in dict.fromkeys(questions):
+        groups.setdefault(question.model_copy(update={"method": None}), []).append(question)
+    return list(groups.values())
+
+
+def _settings(question: Question, names: str) -> list[tuple[str, Any]]:
+    """Return the named fields that are not what is usual."""
+    pairs = [(name, getattr(question, name)) for name in names.split()]
+    return [(name, value) for name, value in pairs if value not in (None, Question.model_fields[name].default)]
+
+
+def _image_file(photo: Photo) -> tuple[list[str], str]:
+    """Return the commands that an image needs to be a file, and the file."""
+    scene = scene_of(photo.picture)
+    if scene is None:
+        return [], photo.name
+    kind, start = scene
+    index = SCENES[kind].offset
+    options = ["--n", "3" if index else "1", "--start", str(start), "--kind", kind]
+    render = shlex.join(["vitreous", "world", "render", "--out", photo.picture, *options])
+    return [render], f"{photo.picture}/scene-{index:04d}.png"
+
+
+def _model_words(question: Question, options: Mapping[str, Any]) -> list[str]:
+    return ["--model", question.model, *(word for option in options.items() for word in _option(*option))]
 
 
 def _option(name: str, value: Any) -> list[str]:
     flag = _OPTIONS.get(name, "--" + name.replace("_", "-"))
     if isinstance(value, bool):
         return [flag if value else flag.replace("--", "--no-", 1)]
-    values = value if isinstance(value, list | tuple) else [value]
-    return [word for each in values for word in (flag, str(each))]
+    return [word for item in (value if isinstance(value, list | tuple) else [value]) for word in (flag, str(item))]
 
 
-def _groups(questions: Sequence[Question]) -> list[list[Question]]:
-    """Return questions that differ in their method alone together, in the order in which they came."""
-    groups: dict[Any, list[Question]] = {}
-    for question in questions:
-        key = question.model, question.picture, question.target, question.contrast, question.output, question.seed
-        if question not in groups.setdefault(key, []):
-            groups[key].append(question)
-    return list(groups.values())
-
-
-FORMATS = {"png": "image/png", "svg": "image/svg+xml", "npy": "application/octet-stream", "html": "text/html"}
-_TILE = 360
-_ACROSS = 4
-
-
-@dataclass(frozen=True)
-class Look:
-    """How maps are drawn: the strongest opacity, the percentile of the strongest colour, and what is left out."""
-
-    opacity: float = 0.55
-    clip: float = 99.0
-    positive: bool = False
-    smooth: bool = True
-    shared: bool = False
-
-    @classmethod
-    def of(cls, given: Any) -> Look:
-        """Read a look as the page has it."""
-        if given is None:
-            return cls()
-        if not isinstance(given, Mapping):
-            raise Refused(422, "look must be a JSON object")
-        signed = given.get("signed")
-        return cls(
-            _number(given, "opacity", 0.0, 1.0, 0.55),
-            _number(given, "clip", 1.0, 100.0, 99.0),
-            signed is False or signed == "positive",
-            given.get("smooth") is not False,
-            given.get("shared") is True,
-        )
-
-    @property
-    def mode(self) -> Literal["bilinear", "nearest"]:
-        return "bilinear" if self.smooth else "nearest"
-
-    def values(self, e: vt.Explanation) -> tuple[np.ndarray[Any, Any], bool | None]:
-        """Return a map as it is drawn, and whether its sign means anything."""
-        plain = e.map.numpy()
-        return (np.maximum(plain, 0), False) if self.positive else (plain, e.signed)
-
-
-def _number(given: Mapping[str, Any], name: str, low: float, high: float, default: float) -> float:
-    found = given.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not low <= found <= high:
-        raise Refused(422, f"look: {name}={found!r:.40} is not a number from {low:g} to {high:g}")
-    return float(found)
+# -- files ---------------------------------------------------------------------------------------------
 
 
 def file_name(maps: Sequence[vt.Explanation], ending: str) -> str:
-    """Return a name that a header can hold, whatever the picture is called."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", maps[0].name).strip("-.")[:60]
-    return f"vitreous-{plain or 'maps'}.{ending}"
+    """Return a name that a header can hold, whatever the image is called."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", maps[0].name).strip("-.")[:60]
+    return f"vitreous-{name or 'maps'}.{ending}"
 
 
-def written(form: str, maps: Sequence[vt.Explanation], look: Look) -> tuple[bytes, str]:
+def encode_maps(form: str, maps: Sequence[vt.Explanation], look: Rendering) -> tuple[bytes, str]:
     """Return the content of a file of these maps, and how its name ends."""
-    check_choice("format", form, tuple(FORMATS))
-    if form == "npy":
-        return _values(maps)
     if form == "html":
         return _page(maps, look).encode(), form
     buffer = io.BytesIO()
-    show.encoded(_sheet(maps, look), f"maps.{form}")(buffer)
-    return buffer.getvalue(), form
-
-
-def _values(maps: Sequence[vt.Explanation]) -> tuple[bytes, str]:
-    """One array of all maps, ``[h, w]`` or ``[n, h, w]``; one by one where they differ in size."""
-    arrays = [map_.map.numpy() for map_ in maps]
-    buffer = io.BytesIO()
+    if form != "npy":
+        viz.encoded(_sheet(maps, look), f"maps.{form}")(buffer)
+        return buffer.getvalue(), form
+    arrays = [e.map.numpy() for e in maps]
     if len({array.shape for array in arrays}) > 1:
         np.savez(buffer, *arrays)
         return buffer.getvalue(), "npz"
     np.save(buffer, arrays[0] if len(arrays) == 1 else np.stack(arrays))
-    return buffer.getvalue(), "npy"
+    return buffer.getvalue(), form
 
 
-def _sheet(maps: Sequence[vt.Explanation], look: Look) -> show.Sheet:
+def _values(e: vt.Explanation, look: Rendering) -> tuple[Array, bool | None]:
+    """Return a map as it is drawn, and whether its sign means anything."""
+    values = e.map.numpy()
+    return (np.maximum(values, 0), False) if look.positive else (values, e.signed)
+
+
+def _mode(look: Rendering) -> Literal["bilinear", "nearest"]:
+    return "bilinear" if look.smooth else "nearest"
+
+
+def _sheet(maps: Sequence[vt.Explanation], look: Rendering) -> viz.Sheet:
     first = maps[0]
-    said = f"said: {first.prediction.label} ({first.prediction.probability:.2f})"
-    cells = [show.Cell(first.image, None, first.name, said)]
-    for map_ in maps:
-        values, signed = look.values(map_)
-        note = map_.title if map_.class_specific else "the same for every class"
-        cells.append(show.Cell(map_.image, values, display_name(map_.method), note, map_.method, signed))
-    across = math.ceil(len(cells) / math.ceil(len(cells) / _ACROSS))  # lines of equal length
-    rows = [cells[start : start + across] for start in range(0, len(cells), across)]
+    prediction = f"said: {first.prediction.label} ({first.prediction.probability:.2f})"
+    cells = [viz.Cell(first.image, None, first.name, prediction)]
+    for e in maps:
+        values, signed = _values(e, look)
+        note = e.title if e.class_specific else "the same for every class"
+        cells.append(viz.Cell(e.image, values, display_name(e.method), note, e.method, signed))
+    columns = math.ceil(len(cells) / math.ceil(len(cells) / _COLUMNS))  # rows of equal length
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     rule: Literal["each", "panel"] = "panel" if look.shared else "each"
-    return show.sheet(rows, first.model, look.clip, _TILE, rule, alpha=look.opacity, mode=look.mode)
+    return viz.sheet(rows, first.model, look.clip, _TILE, rule, alpha=look.opacity, mode=_mode(look))
 
 
-def _page(maps: Sequence[vt.Explanation], look: Look) -> str:
-    first, shown = maps[0], [look.values(map_) for map_ in maps]
-    together = show.Scale.of([values for values, _ in shown], look.clip, _signed(shown)) if look.shared else None
-    pictures = [(show.resized(first.image, _TILE), f"{first.name}, as the model sees it")]
-    for map_, (values, signed) in zip(maps, shown, strict=True):
-        scale = together or show.Scale.of([values], look.clip, signed)
-        drawn = show.overlay(show.resized(map_.image, _TILE), values, scale, look.opacity, None, look.mode)
-        what = display_name(map_.method) if not map_.class_specific else f"{display_name(map_.method)}: {map_.title}"
-        pictures.append((drawn, f"{what}; {scale.caption()}"))
-    said = f"{first.model} said {first.prediction.label} ({first.prediction.probability:.2f})."
-    told = f"Opacity {look.opacity:g}" + ("; only what is above zero." if look.positive else ".")
-    section = Section(first.name, told, pictures)
-    return report(f"{first.name}, seen by {first.model}", said, [section], f"Vitreous {vt.__version__}")
-
-
-def _signed(shown: Sequence[tuple[np.ndarray[Any, Any], bool | None]]) -> bool:
-    return any(signed is not False and bool((values < 0).any()) for values, signed in shown)
+def _page(maps: Sequence[vt.Explanation], look: Rendering) -> str:
+    first, drawn = maps[0], [_values(e, look) for e in maps]
+    is_signed = any(signed is not False and bool((values < 0).any()) for values, signed in drawn)
+    shared = viz.Scale.of([values for values, _ in drawn], look.clip, is_signed) if look.shared else None
+    images = [(viz.resized(first.image, _TILE), f"{first.name}, as the model sees it")]
+    for e, (values, signed) in zip(maps, drawn, strict=True):
+        scale = shared or viz.Scale.of([values], look.clip, signed)
+        overlay = viz.overlay(viz.resized(e.image, _TILE), values, scale, look.opacity, None, _mode(look))
+        name = display_name(e.method) if not e.class_specific else f"{display_name(e.method)}: {e.title}"
+        images.append((overlay, f"{name}; {scale.caption()}"))
+    lead = f"{first.model} said {first.prediction.label} ({first.prediction.probability:.2f})."
+    text = f"Opacity {look.opacity:g}" + ("; only what is above zero." if look.positive else ".")
+    section = Section(first.name, text, images)
+    return report(f"{first.name}, seen by {first.model}", lead, [section], f"Vitreous {vt.__version__}")

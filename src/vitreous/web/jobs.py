@@ -15,21 +15,19 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousError, one_line
-from vitreous.web.schemas import Refused
+from vitreous.web.security import Refused
 
-__all__ = ["MOST_QUEUED", "MOST_TASKS", "Job", "Stopped", "Work", "Worker", "line", "soon", "streamed"]
+__all__ = ["MOST_QUEUED", "Job", "Stopped", "Work", "Worker", "run_soon", "stream_events"]
 
-MOST_TASKS = 24
-"""Tasks of one request."""
 MOST_QUEUED = 96
 """Tasks of everyone that may wait."""
-_EVERY = 0.1  # seconds between two words about progress
+_PROGRESS_SECONDS = 0.1  # between two reports of progress
 _NICE = 10
 _BEAT = 1.0  # seconds after which a stream says that it is still there
 _log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
-Gone = Callable[[], Awaitable[bool]]
+IsGone = Callable[[], Awaitable[bool]]
 """Whether the client has left."""
 
 
@@ -38,25 +36,25 @@ class Stopped(BaseException):
 
 
 class Work(NamedTuple):
-    """What is to be done: ``run`` gets its job, and calls the job's ``tick`` as often as it can.
+    """What is to be done: ``run`` gets its job, and calls the job's ``on_progress`` as often as it can.
 
-    ``ready`` tells whether the answer is known already, so that it need not wait for its turn.
+    ``is_ready`` says whether the answer is there already, so that it need not wait for its turn.
     """
 
     run: Callable[[Job], Any]
-    ready: Callable[[], bool] = lambda: False
+    is_ready: Callable[[], bool] = lambda: False
 
 
 class Job:
-    """Some work, and whom to tell about it. Jobs of one ``ask`` were asked for together."""
+    """Some work, and where to send what happens to it. Jobs of one ``request`` were asked for together."""
 
-    def __init__(self, work: Work, tell: Callable[[Event], None], ask: object = None) -> None:
-        self.work, self.tell, self.ask = work, tell, ask
-        self.done, self.began, self._told = 0.0, 0.0, 0.0
+    def __init__(self, work: Work, send: Callable[[Event], None], request: object = None) -> None:
+        self.work, self.send, self.request = work, send, request
+        self.done, self.start, self._last_report = 0.0, 0.0, 0.0
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """Let it end at its next tick."""
+        """Let it end at its next report of progress."""
         self._stop.set()
 
     def on_progress(self, done: float, total: float | None = None) -> None:
@@ -65,42 +63,42 @@ class Job:
             raise Stopped
         self.done = max(self.done, min(1.0, done / total if total else done))
         now = time.monotonic()
-        if now - self._told >= _EVERY:
-            self._told = now
-            self.tell({"event": "progress", "done": self.done, "seconds": now - self.began})
+        if now - self._last_report >= _PROGRESS_SECONDS:
+            self._last_report = now
+            self.send({"event": "progress", "done": self.done, "seconds": now - self.start})
 
     def part(self, first: float, last: float) -> Callable[[float, float | None], None]:
-        """Return a tick for a part of the work: all of it is ``last``."""
+        """Return the ``on_progress`` of a part of the work."""
         return lambda done, total: self.on_progress(first + (last - first) * (done / total if total else done))
 
     def run(self) -> None:
         """Do the work and tell how it ended; what goes wrong is one line."""
-        self.began = time.monotonic()
+        self.start = time.monotonic()
         try:
             self.on_progress(0.0)
-            self.tell({**self.work.run(self), "event": "result"})
+            self.send({**self.work.run(self), "event": "result"})
         except Stopped:
-            self.tell({"event": "error", "message": "stopped"})
+            self.send({"event": "error", "message": "stopped"})
         except VitreousError as error:
             status = error.status if isinstance(error, Refused) else 422
-            self.tell({"event": "error", "message": one_line(str(error)), "status": status})
+            self.send({"event": "error", "message": one_line(str(error)), "status": status})
         except MemoryError:
-            self.tell({"event": "error", "message": "there is not enough memory for this", "status": 503})
+            self.send({"event": "error", "message": "there is not enough memory for this", "status": 503})
         except Exception as error:
             _log.exception("a job failed")
             message = one_line(f"this went wrong inside: {type(error).__name__}")
-            self.tell({"event": "error", "message": message, "status": 500})
+            self.send({"event": "error", "message": message, "status": 500})
 
 
 class Worker:
     """One thread that does one job after the other; at most ``most`` may wait.
 
-    Those who asked take turns, so that whoever asks for much does not keep the others waiting. ``behind``: other
-    threads of this process go first where both want a processor.
+    Requests take turns, so that whoever asks for much does not keep the others waiting. ``low_priority``: other threads
+    of this process go first where both want a processor.
     """
 
-    def __init__(self, name: str, most: int, behind: bool = False) -> None:
-        self._most, self._behind = most, behind
+    def __init__(self, name: str, most: int, low_priority: bool = False) -> None:
+        self._most, self._low_priority = most, low_priority
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._changed = threading.Condition()
@@ -112,12 +110,12 @@ class Worker:
     def put(self, jobs: Sequence[Job]) -> None:
         """Queue all of these jobs, or none of them."""
         with self._changed:
-            self.room(len(jobs))
+            self.check_room(len(jobs))
             self._waiting.extend(jobs)
-            self._tell_places()
+            self._send_positions()
             self._changed.notify()
 
-    def room(self, jobs: int) -> None:
+    def check_room(self, jobs: int) -> None:
         """Refuse what would be too much."""
         if self._closed:
             raise Refused(503, "the explorer is ending")
@@ -127,14 +125,13 @@ class Worker:
     def drop(self, jobs: Sequence[Job]) -> None:
         """Forget those that wait, and stop the one that runs."""
         with self._changed:
-            gone = set(map(id, jobs))
-            self._waiting = deque(each for each in self._waiting if id(each) not in gone)
+            self._waiting = deque(job for job in self._waiting if job not in jobs)
             for job in jobs:
                 job.stop()
-            self._tell_places()
+            self._send_positions()
 
     @property
-    def busy(self) -> int:
+    def num_jobs(self) -> int:
         """How many jobs wait or run."""
         with self._changed:
             return len(self._waiting) + (self._running is not None)
@@ -143,32 +140,30 @@ class Worker:
         """Take no more jobs, and drop those there are."""
         with self._changed:
             self._closed = True
-            waiting = [*self._waiting, *([] if self._running is None else [self._running])]
+            jobs = [*self._waiting, *([] if self._running is None else [self._running])]
             self._changed.notify()
-        self.drop(waiting)
-        for each in waiting:
-            each.tell({"event": "error", "message": "the explorer is ending", "status": 503})
+        self.drop(jobs)
+        for job in jobs:
+            job.send({"event": "error", "message": "the explorer is ending", "status": 503})
 
     def join(self, seconds: float) -> bool:
         """Wait so long for the thread, and return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _tell_places(self) -> None:
-        ahead = int(self._running is not None)
-        for place, each in enumerate(self._waiting):
-            each.tell({"event": "queued", "before": place + ahead})
+    def _send_positions(self) -> None:
+        for position, job in enumerate(self._waiting, int(self._running is not None)):
+            job.send({"event": "queued", "before": position})
 
     def _next(self) -> Job:
-        """Take a job whose answer is known, or else the first; others of the same ask go to the end."""
-        job = next((each for each in self._waiting if each.work.ready()), self._waiting[0])
-        rest = [each for each in self._waiting if each is not job]
-        mine = [each for each in rest if each.ask is job.ask]
-        self._waiting = deque([each for each in rest if each.ask is not job.ask] + mine)
+        """Take a job whose answer is there, or else the first; others of the same request go to the end."""
+        job = next((job for job in self._waiting if job.work.is_ready()), self._waiting[0])
+        others = [other for other in self._waiting if other is not job]
+        self._waiting = deque(sorted(others, key=lambda other: other.request is job.request))
         return job
 
     def _work(self) -> None:
-        if self._behind and sys.platform == "linux":  # there a thread has a priority of its own
+        if self._low_priority and sys.platform == "linux":  # there a thread has a priority of its own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
@@ -179,13 +174,13 @@ class Worker:
                 if self._closed:
                     return
                 job = self._running = self._next()
-                self._tell_places()
+                self._send_positions()
             job.run()
             del job  # what it holds must not wait for the next one
 
 
-async def soon(worker: Worker, run: Callable[[Job], Any], gone: Gone) -> Any:
-    """Do a piece of work in a worker's thread and return what it gives; it is dropped if the client leaves."""
+async def run_soon(worker: Worker, run: Callable[[Job], Any], is_gone: IsGone) -> Any:
+    """Do a piece of work in a worker's thread and return its result; it is dropped if the client leaves."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Event] = loop.create_future()
 
@@ -193,71 +188,61 @@ async def soon(worker: Worker, run: Callable[[Job], Any], gone: Gone) -> Any:
         if not future.done():
             future.set_result(event)
 
-    def tell(event: Event) -> None:
+    def send(event: Event) -> None:
         if event["event"] in ("result", "error"):
             _call(loop, end, event)
 
-    job = Job(Work(lambda job: {"given": run(job)}), tell, object())
+    job = Job(Work(lambda job: {"content": run(job)}), send, object())
     worker.put([job])
     try:
         while not (await asyncio.wait([future], timeout=_BEAT))[0]:
-            if await gone():
+            if await is_gone():
                 raise Refused(499, "nobody waits for this any more")
         event = future.result()
     finally:
         worker.drop([job])
     if event["event"] == "error":
         raise Refused(event.get("status", 503), event["message"])
-    return event["given"]
+    return event["content"]
 
 
-async def streamed(worker: Worker, works: Sequence[Work], gone: Gone) -> AsyncIterator[bytes]:
-    """Yield what happens to these tasks, one JSON a line; ``gone`` tells whether the client has left.
-
-    However this ends, no task is left behind.
-    """
+async def stream_events(worker: Worker, works: Sequence[Work], is_gone: IsGone) -> AsyncIterator[bytes]:
+    """Yield what happens to these tasks, one JSON a line. However this ends, no task is left behind."""
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[Event] = asyncio.Queue()
 
-    def teller(task: int) -> Callable[[Event], None]:
+    def sender(task: int) -> Callable[[Event], None]:
         return lambda event: _call(loop, events.put_nowait, {"task": task, **event})
 
-    jobs = [Job(work, teller(task), events) for task, work in enumerate(works)]
+    jobs = [Job(work, sender(task), events) for task, work in enumerate(works)]
     left = set(range(len(jobs)))
     try:
         worker.put(jobs)
     except Refused as error:  # others were faster, and the answer has begun
         for task in left:
-            yield line({"task": task, "event": "error", "message": str(error), "status": error.status})
-        yield line({"event": "end"})
-        return
+            yield _line({"task": task, "event": "error", "message": str(error), "status": error.status})
+        left.clear()
     try:
         while left:
             try:
                 event = await asyncio.wait_for(events.get(), _BEAT)
             except asyncio.TimeoutError:
                 event = None
-            if await gone():
+            if await is_gone():
                 return
             if event is None:
-                for task in sorted(left):
-                    if jobs[task].began:
-                        yield line(_beat(task, jobs[task]))
+                for task in (task for task in sorted(left) if jobs[task].start):
+                    seconds = time.monotonic() - jobs[task].start
+                    yield _line({"task": task, "event": "progress", "done": jobs[task].done, "seconds": seconds})
             elif event["task"] in left:
-                if event["event"] in ("result", "error"):
-                    left.remove(event["task"])
-                yield line(event)
-        yield line({"event": "end"})
+                left -= {event["task"]} if event["event"] in ("result", "error") else set()
+                yield _line(event)
+        yield _line({"event": "end"})
     finally:
         worker.drop(jobs)
 
 
-def _beat(task: int, job: Job) -> Event:
-    return {"task": task, "event": "progress", "done": job.done, "seconds": time.monotonic() - job.began}
-
-
-def line(event: Event) -> bytes:
-    """Write an event down as one line of JSON."""
+def _line(event: Event) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
 
 
@@ -265,4 +250,4 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Event], None], ev
     try:
         loop.call_soon_threadsafe(function, event)
     except RuntimeError:  # the loop has ended, and with it whoever waited
-        _log.debug("nobody is left to be told")
+        _log.debug("nobody is left to hear of it")

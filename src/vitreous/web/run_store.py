@@ -33,7 +33,8 @@ from vitreous.datasets import Sample
 from vitreous.datasets.dataset import DataSource, Entry  # what the benchmark's own sources are
 from vitreous.errors import VitreousError, one_line
 from vitreous.models import VisionModel
-from vitreous.web.schemas import Refused, png_bytes
+from vitreous.viz.canvas import png_bytes
+from vitreous.web.security import Refused
 from vitreous.world.dataset import add_world
 
 __all__ = [

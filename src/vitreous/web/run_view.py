@@ -31,7 +31,8 @@ from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import plain
 from vitreous.web.run_store import Data, Guarded, Photos, photos_of
-from vitreous.web.schemas import Refused, array
+from vitreous.web.schemas import encode_array
+from vitreous.web.security import Refused
 
 __all__ = [
     "Facts",
@@ -229,7 +230,7 @@ class Part:
         gathered, judge = self.finding.gathered, self.finding.table.judges[metric]
         with self._maps:
             found = gathered.map(gathered.pictures[row], method, judge.explain_class)
-        return None if found is None or found.ndim != 2 else array(found)
+        return None if found is None or found.ndim != 2 else encode_array(found)
 
     def titled(self, method: str) -> dict[str, Any]:
         """Return how a method is named and spelled, and what is known about it."""
@@ -241,7 +242,7 @@ class Part:
         return {
             "name": method,
             "title": display_name(method),
-            "spelling": spec,
+            "spec": spec,
             "signed": None if how is None or how.signed else False,
             "passes": None if how is None else plain(float(sum(how.cost))),
         }

@@ -21,7 +21,7 @@ from vitreous.models import VisionModel
 from vitreous.results.storage import plain
 from vitreous.web.run_store import Data, Photos
 from vitreous.web.run_view import Filters, Opened, Part, Run
-from vitreous.web.schemas import Refused
+from vitreous.web.security import Refused
 
 __all__ = ["router", "titles"]
 

@@ -1,146 +1,193 @@
-"""What goes over the wire: questions in, arrays and pictures out."""
+"""What travels between the page and the server: questions that are checked, arrays and pictures that are encoded."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import io
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from vitreous.errors import VitreousError, one_line
-from vitreous.registry import check_choice
+from vitreous.errors import one_line
+from vitreous.web.security import Refused
 
-__all__ = ["Question", "Refused", "array", "given_array", "given_mask", "png", "png_bytes"]
+__all__ = ["Question", "encode_array", "parse"]
 
-VALUES = ("logit", "prob", "logprob")
-LONGEST_SPELLING = 1000
+MOST_TASKS = 24
+"""Tasks of one request."""
+MOST_COMPARED = 12
+"""Classes that are compared with each other."""
 _MOST_VALUES = 2**18  # of a map that a browser sends back
-_LARGEST_SEED = 2**31
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 
-class Refused(VitreousError):
-    """A request that is answered with a status of its own."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(one_line(text))
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a map is an answer to. ``method`` is a spelling; ``target`` is the prediction where there is none."""
-
-    model: str
-    picture: str
-    method: str | None = None
-    target: int | None = None
-    contrast: int | None = None
-    output: str = "logit"
-    seed: int = 0
-
-    @classmethod
-    def of(cls, given: Any) -> Question:
-        """Read the fields of a question; other fields are someone else's."""
-        if not isinstance(given, Mapping):
-            raise Refused(422, "a question is written as a JSON object")
-        value = text(given, "value", 20, "logit") or "logit"
-        check_choice("value", value, VALUES)
-        return cls(
-            text(given, "model", 300) or "",
-            text(given, "picture", 100) or "",
-            text(given, "method", LONGEST_SPELLING, None),
-            whole(given, "target", 0, 2**31, None),
-            whole(given, "against", 0, 2**31, None),
-            value,
-            whole(given, "seed", 0, _LARGEST_SEED, 0) or 0,
-        )
-
-
-_NEEDED = object()
-
-
-def text(given: Mapping[str, Any], name: str, most: int, default: Any = _NEEDED) -> str | None:
-    """Return a text of bounded length."""
-    found = given.get(name)
-    if found is None:
-        if default is _NEEDED:
-            raise Refused(422, f"the request has no {name}")
-        return default  # type: ignore[no-any-return]
-    if not isinstance(found, str):
-        raise Refused(422, f"{name} must be text, not {type(found).__name__}")
-    if len(found) > most:
-        raise Refused(422, f"{name} has {len(found)} characters, over {most}")
-    return found
-
-
-def whole(given: Mapping[str, Any], name: str, low: int, high: int, default: Any = _NEEDED) -> int | None:
-    """Return a whole number between bounds, the upper one excluded."""
-    found = given.get(name)
-    if found is None:
-        if default is _NEEDED:
-            raise Refused(422, f"the request has no {name}")
-        return default  # type: ignore[no-any-return]
-    if isinstance(found, bool) or not isinstance(found, int) or not low <= found < high:
-        raise Refused(422, f"{name}={found!r:.60} is not a whole number from {low} to {high - 1}")
-    return found
-
-
-def array(values: Any) -> dict[str, Any]:
-    """Write an array down as its shape and the base64 of little-endian float32."""
-    plain = np.ascontiguousarray(np.asarray(values), "<f4")
-    return {"shape": list(plain.shape), "data": base64.b64encode(plain.tobytes()).decode("ascii")}
-
-
-def given_array(given: Any, name: str = "map") -> np.ndarray[Any, Any]:
-    """Read a map that a browser sends back."""
-    shape = given.get("shape") if isinstance(given, Mapping) else None
-    plain = isinstance(shape, list) and len(shape) == 2 and all(type(side) is int and side > 0 for side in shape)
-    if not plain or not isinstance(given.get("data"), str):
-        raise Refused(422, f"{name} must have a shape [h, w] and data")
-    assert shape is not None
-    if math.prod(shape) > _MOST_VALUES:
-        raise Refused(422, f"{name} has {shape[0]} x {shape[1]} values, over {_MOST_VALUES}")
-    data = _decoded(given["data"], name)
-    if len(data) != 4 * math.prod(shape):
-        raise Refused(
-            422, f"{name} holds {len(data)} bytes, a shape of {shape[0]} x {shape[1]} needs {4 * math.prod(shape)}"
-        )
-    values: np.ndarray[Any, Any] = np.frombuffer(data, "<f4").reshape(shape).astype(np.float32)
-    if not np.isfinite(values).all():
-        raise Refused(422, f"{name} holds values that are not finite")
-    return values
-
-
-def given_mask(given: Any, grid: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """Read which patches are removed: one byte each, 0 or 1."""
-    if not isinstance(given, str):
-        raise Refused(422, "removed must be the base64 of one byte for each patch")
-    data = _decoded(given, "removed")
-    if len(data) != math.prod(grid) or any(byte > 1 for byte in data):
-        raise Refused(422, f"removed must hold {grid[0]} x {grid[1]} bytes, each 0 or 1; it holds {len(data)}")
-    return np.frombuffer(data, np.uint8).reshape(grid).astype(bool)
-
-
-def _decoded(given: str, name: str) -> bytes:
+def parse(validate: Callable[[object], T], data: object) -> T:
+    """Return JSON data as what a schema makes of it, or refuse it with the first thing that is wrong."""
     try:
-        return base64.b64decode(given, validate=True)
+        return validate(data)
+    except ValidationError as error:
+        raise Refused(422, first_error(error.errors())) from None
+
+
+def first_error(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Return the first of pydantic's complaints as one line: where, and what."""
+    error = next(iter(errors))
+    where = ".".join(str(step) for step in error["loc"] if step not in ("query", "path"))
+    return one_line(f"{where or 'the request'}: {error['msg']}")[:500]
+
+
+# -- requests ------------------------------------------------------------------------------------------
+
+Index = Annotated[int, Field(ge=0, lt=2**31)]
+Spec = Annotated[str, Field(max_length=1000)]
+Fill = Literal["blur", "mean", "black"]
+
+
+class Schema(BaseModel):
+    """A number is no text, ``true`` is no number; fields that are not named here are ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class ModelChoice(Schema):
+    """The model that is asked about."""
+
+    model: Annotated[str, Field(max_length=300)]
+
+
+class Question(ModelChoice):
+    """What a map is an answer to; without a method the cheapest recommended one, without a target the prediction."""
+
+    picture: Annotated[str, Field(max_length=100)]
+    method: Spec | None = None
+    target: Index | None = None
+    contrast: Index | None = None
+    output: Literal["logit", "prob", "logprob"] = "logit"
+    seed: Index = 0
+
+    @property
+    def question(self) -> Question:
+        """The question alone, without what a task has beside it."""
+        return Question(**{name: getattr(self, name) for name in Question.model_fields})
+
+
+class EncodedMap(Schema):
+    """A map that a browser sends back: its shape, and the base64 of little-endian float32."""
+
+    shape: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)]
+    data: str
+
+    @model_validator(mode="after")
+    def _check(self) -> EncodedMap:
+        if math.prod(self.shape) > _MOST_VALUES:
+            raise ValueError(f"{self.shape[0]} x {self.shape[1]} values, over {_MOST_VALUES}")
+        if not np.isfinite(self.values()).all():
+            raise ValueError("there are values that are not finite")
+        return self
+
+    def values(self) -> Array:
+        data, size = _decode(self.data), 4 * math.prod(self.shape)
+        if len(data) != size:
+            raise ValueError(f"{len(data)} bytes, a shape of {self.shape[0]} x {self.shape[1]} needs {size}")
+        return np.frombuffer(data, "<f4").reshape(self.shape).astype(np.float32)
+
+
+class MapTask(Question):
+    """A map, all that stands on the page of ``vitreous why``, the maps of all start layers, or tests of a map."""
+
+    kind: Literal["explain", "why", "layers", "check"]
+
+
+class OwnersTask(Question):
+    """Which class owns which patch."""
+
+    kind: Literal["owners"]
+    compare_classes: Annotated[list[Index], Field(min_length=2)]
+
+
+class HeadsTask(Question):
+    """Where each head of a layer attends."""
+
+    kind: Literal["heads"]
+    layer: Index
+
+
+class CurveTask(Question):
+    """What the model says as patches go or come, in the order of a map."""
+
+    kind: Literal["curve"]
+    map: EncodedMap
+    fill: Fill = "blur"
+
+
+Task = MapTask | OwnersTask | HeadsTask | CurveTask
+TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
+Questions = Annotated[list[Question], Field(min_length=1, max_length=MOST_TASKS)]
+
+
+class Removal(Question):
+    """Which patches are removed: the base64 of one byte each, 0 or 1."""
+
+    removed: str
+    fill: Fill = "blur"
+
+    def mask(self, grid: tuple[int, int]) -> Array:
+        try:
+            data = _decode(self.removed)
+        except ValueError as error:
+            raise Refused(422, f"removed: {error}") from None
+        if len(data) != math.prod(grid) or any(byte > 1 for byte in data):
+            raise Refused(422, f"removed must hold {grid[0]} x {grid[1]} bytes, each 0 or 1; it holds {len(data)}")
+        return np.frombuffer(data, np.uint8).reshape(grid).astype(bool)
+
+
+class PartialSpec(ModelChoice):
+    """A method spec while it is typed, and where the cursor stands."""
+
+    spec: Spec
+    cursor: Index | None = None
+
+
+class Rendering(Schema):
+    """How maps are drawn: strongest opacity, percentile of the strongest colour, and what is left out."""
+
+    opacity: Annotated[float, Field(ge=0, le=1)] = 0.55
+    clip: Annotated[float, Field(ge=1, le=100)] = 99.0
+    positive: bool = False
+    smooth: bool = True
+    shared: bool = False
+
+
+class Download(Schema):
+    """Maps as a file."""
+
+    questions: Questions
+    format: Literal["png", "svg", "npy", "html"]
+    look: Rendering = Rendering()
+
+
+class CommandRequest(Schema):
+    """Maps as the lines that make them again."""
+
+    questions: Questions
+
+
+# -- answers -------------------------------------------------------------------------------------------
+
+
+def encode_array(values: Any) -> dict[str, Any]:
+    """Return an array as its shape and the base64 of little-endian float32."""
+    array = np.ascontiguousarray(np.asarray(values), "<f4")
+    return {"shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode("ascii")}
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Refused(422, f"{name} is not base64") from None
-
-
-def png_bytes(picture: Image.Image) -> bytes:
-    """Return a picture as a PNG: lossless, and quick rather than small."""
-    buffer = io.BytesIO()
-    picture.convert("RGB").save(buffer, format="PNG", compress_level=3)
-    return buffer.getvalue()
-
-
-def png(picture: Image.Image) -> str:
-    """Return a picture as an address that holds it."""
-    return "data:image/png;base64," + base64.b64encode(png_bytes(picture)).decode("ascii")
+        raise ValueError("this is not base64") from None

@@ -10,14 +10,16 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
-__all__ = ["HEADERS", "LOOPBACK", "MOST_AT_ONCE", "Guard"]
+from vitreous.errors import VitreousError, one_line
+
+__all__ = ["HEADERS", "LOOPBACK", "MOST_ACTIVE", "Guard", "Refused"]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-MOST_AT_ONCE = 128
+MOST_ACTIVE = 128
 """Requests that are being answered."""
 
 _POLICY = (
@@ -42,6 +44,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+class Refused(VitreousError):
+    """A request that is answered with a status of its own."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(one_line(text))
+        self.status = status
+
+
 class Guard:
     """Stands around an ASGI app. ``names`` are the hosts that may be asked for; ``None`` leaves that to the token."""
 
@@ -50,8 +60,8 @@ class Guard:
             raise ValueError("a server that anyone can reach needs a token")
         self.app, self.token = app, token
         self.names = None if names is None else frozenset(names)
-        self.at_once = 0
-        """Requests that have arrived and are being answered; those that never do shall not keep others out."""
+        self.num_active = 0
+        """Requests that have arrived and are being answered; those that never arrive shall not keep others out."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -62,67 +72,73 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        has_begun = False
 
-        async def marked(message: MutableMapping[str, Any]) -> None:
-            nonlocal begun
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                begun = True
-                message = {**message, "headers": _marked(message.get("headers", ()), scope["path"])}
+                has_begun = True
+                message = {**message, "headers": _with_own(message.get("headers", ()), scope["path"])}
             await send(message)
 
-        refused = self._refused(scope)
-        if refused is not None:
-            await answer(marked, *refused)
+        try:
+            self._check(scope)
+        except Refused as error:
+            await _answer(send_with_headers, error.status, str(error))
             return
-        arrives = _has_body(scope)
-        self.at_once += not arrives
+        is_arriving = _has_body(scope)
+        self.num_active += not is_arriving
 
-        async def counted() -> MutableMapping[str, Any]:
-            nonlocal arrives
+        async def receive_counted() -> MutableMapping[str, Any]:
+            nonlocal is_arriving
             message = await receive()
-            if arrives and message["type"] == "http.request" and not message.get("more_body", False):
-                arrives = False
-                self.at_once += 1
+            if is_arriving and message["type"] == "http.request" and not message.get("more_body", False):
+                is_arriving = False
+                self.num_active += 1
             return message
 
         try:
-            await self.app(scope, counted, marked)
+            await self.app(scope, receive_counted, send_with_headers)
         except Exception:
             _log.exception("%s %s went wrong", scope["method"], scope["path"])
-            if not begun:
-                await answer(marked, 500, "this went wrong inside the explorer")
+            if not has_begun:
+                await _answer(send_with_headers, 500, "this went wrong inside the explorer")
         finally:
-            self.at_once -= not arrives
+            self.num_active -= not is_arriving
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the reason if this request is not answered."""
+    def _check(self, scope: Scope) -> None:
+        """Refuse what is not answered."""
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+        self._check_origin(headers, scope["path"])
+        self._check_token(headers, scope)
+        if self.num_active >= MOST_ACTIVE:
+            raise Refused(503, f"{self.num_active} requests are being answered, at most {MOST_ACTIVE}; try again")
+
+    def _check_origin(self, headers: Mapping[str, list[str]], path: str) -> None:
         host = headers.get("host", [])
-        found = _HOST.fullmatch(host[0].lower()) if len(host) == 1 else None
-        if found is None:
-            return 400, "the request has no host, or an odd one"
-        if self.names is not None and found[1] not in self.names:
-            return 403, f"this explorer does not answer to the name {found[1]:.60}; open it as it was printed at start"
-        origins = headers.get("origin", [])
-        if any(origin.lower() != f"http://{host[0].lower()}" for origin in origins):
-            return 403, "other origins may not ask this explorer"
-        path = scope["path"]
-        if path != "/" and any(point not in ("same-origin", "none") for point in headers.get("sec-fetch-site", [])):
-            return 403, "other sites may not ask this explorer"
-        if self.token is not None and not path.startswith("/static/") and path != "/favicon.ico":
-            try:
-                query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
-            except ValueError:
-                return 400, "the address has too many parts"
-            given = [*headers.get("x-vitreous-token", []), *query.get("token", [])]
-            if not any(secrets.compare_digest(each.encode(), self.token.encode()) for each in given):
-                return 403, "this address needs the token that was printed at start: open the whole address"
-        if self.at_once >= MOST_AT_ONCE:
-            return 503, f"{self.at_once} requests are being answered, at most {MOST_AT_ONCE}; try again"
-        return None
+        match = _HOST.fullmatch(host[0].lower()) if len(host) == 1 else None
+        if match is None:
+            raise Refused(400, "the request has no host, or an odd one")
+        if self.names is not None and match[1] not in self.names:
+            text = f"this explorer does not answer to the name {match[1]:.60}; open it as it was printed at start"
+            raise Refused(403, text)
+        if any(origin.lower() != f"http://{host[0].lower()}" for origin in headers.get("origin", [])):
+            raise Refused(403, "other origins may not ask this explorer")
+        if path != "/" and any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
+            raise Refused(403, "other sites may not ask this explorer")
+
+    def _check_token(self, headers: Mapping[str, list[str]], scope: Scope) -> None:
+        if self.token is None or scope["path"].startswith("/static/") or scope["path"] == "/favicon.ico":
+            return
+        try:
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
+        except ValueError:
+            raise Refused(400, "the address has too many parts") from None
+        tokens = [*headers.get("x-vitreous-token", []), *query.get("token", [])]
+        if not any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens):
+            raise Refused(403, "this address needs the token that was printed at start: open the whole address")
 
 
 def _has_body(scope: Scope) -> bool:
@@ -131,13 +147,13 @@ def _has_body(scope: Scope) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
-def _marked(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:
+def _with_own(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:
     own = {**HEADERS, "cache-control": "no-cache" if path.startswith("/static/") else "no-store"}
-    kept = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in own]
-    return [*kept, *((name.encode(), value.encode()) for name, value in own.items())]
+    others = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in own]
+    return [*others, *((name.encode(), value.encode()) for name, value in own.items())]
 
 
-async def answer(send: Send, status: int, text: str) -> None:
+async def _answer(send: Send, status: int, text: str) -> None:
     """Answer with one line about what is wrong."""
     body = json.dumps({"error": text}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

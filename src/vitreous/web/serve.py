@@ -20,7 +20,7 @@ import vitreous as vt
 from vitreous import io as disk
 from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
-from vitreous.web.app import Explorer, made_app
+from vitreous.web.app import Explorer, create_app
 from vitreous.web.connections import BACKLOG, TimedProtocol
 from vitreous.web.runs import router
 from vitreous.web.security import LOOPBACK
@@ -57,7 +57,7 @@ class Server:
         self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
         self.explorer = Explorer(models, runs, memory_gb, options)
         names = [*LOOPBACK, shown.lower()] if local else None
-        guard = made_app(self.explorer, self.token, names, [router(runs, data, models)])
+        guard = create_app(self.explorer, self.token, names, [router(runs, data, models)])
         how: dict[str, Any] = {
             "http": TimedProtocol,
             "backlog": BACKLOG,

@@ -1,11 +1,10 @@
-"""What the library warns about while it works, told to whoever asked for that work.
-
-The desk where questions are answered: models, pictures, and the maps made lately.
-"""
+"""What the explorer keeps while it runs: models, images, and the maps made lately. Nothing is kept on disk."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 import threading
 import time
 import warnings
@@ -13,102 +12,212 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from PIL import Image
 
 import vitreous as vt
+
+# The facade reads images only together with a model; these are looked at before one is chosen.
+from vitreous import world
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.registry import check_memory
 from vitreous.registry.defaults import display_name
-from vitreous.web import completion as typed
-from vitreous.web import perturbation as trying
-from vitreous.web.images import Photo, Pictures
-from vitreous.web.schemas import Question, Refused
+from vitreous.web.completion import num_passes, parse_method
+from vitreous.web.decoder import Decoder
+from vitreous.web.schemas import Question
+from vitreous.web.security import Refused
 
-__all__ = [
-    "Desk",
-    "Made",
-    "Tick",
-    "listening",
-]
-
-_local = threading.local()
-
-
-@contextmanager
-def listening() -> Iterator[list[str]]:
-    """Give a list that fills with the warnings of this thread, each once.
-
-    Filters of warnings belong to all threads, so they are not put back here: another thread may be listening too.
-    """
-    before = warnings.showwarning
-    if not isinstance(before, _Ear):
-        warnings.showwarning = _Ear(before)
-    if not any(kind is VitreousWarning and action == "always" for action, _, kind, *_ in warnings.filters):
-        warnings.simplefilter("always", VitreousWarning)
-    heard: list[str] = []
-    _local.heard = heard
-    try:
-        yield heard
-    finally:
-        _local.heard = None
-
-
-class _Ear:
-    """Keeps what is warned about in a thread that listens; everything else goes where it went before."""
-
-    def __init__(self, before: Any) -> None:
-        self.before = before
-
-    def __call__(self, message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        heard = getattr(_local, "heard", None)
-        if heard is None or not issubclass(category, VitreousWarning):
-            self.before(message, category, *place, **more)
-        elif (text := one_line(str(message))) not in heard:
-            heard.append(text)
-
+__all__ = ["MapResult", "Photo", "Photos", "Recent", "Session", "collect_warnings", "scene_of"]
 
 _MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
-_MOST_SEEN = 64
-_MEMORY = 1.0
-"""GiB for one pass on a processor: there larger ones gain nothing, and take long to stop."""
-_TOGETHER = 24
+_MOST_PHOTOS, _MOST_PHOTO_BYTES = 200, 256 * 2**20
+_MOST_INPUTS = 64
+_MEMORY_GB = 1.0  # for one pass on a processor: there larger ones gain nothing, and take long to stop
+_SHARED_PASSES = 24
 """Forwards, a backward counted as two, up to which a map is made together with others of the same question."""
+_SCENE_SIDE = 128
 
-Tick = Callable[[float, "float | None"], None]
+Progress = Callable[[float, "float | None"], None]
 T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """Keeps what was used lately: so many things, and so many bytes of them. Any thread may ask."""
+    """Holds what was used lately, within a number of items and of bytes. Any thread may ask."""
 
-    def __init__(self, most: int, most_bytes: int, size: Callable[[T], int]) -> None:
-        self._most, self._most_bytes, self._size = most, most_bytes, size
-        self._kept: OrderedDict[Any, T] = OrderedDict()
-        self._guard = Lock()
+    def __init__(self, most: int, most_bytes: int = 2**62, size: Callable[[T], int] = lambda item: 0) -> None:
+        self.most, self.most_bytes, self._size = most, most_bytes, size
+        self._items: OrderedDict[Any, T] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._items)
 
     def get(self, key: Any) -> T | None:
-        with self._guard:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+        with self._lock:
+            if key in self._items:
+                self._items.move_to_end(key)
+            return self._items.get(key)
 
-    def put(self, key: Any, thing: T) -> None:
-        with self._guard:
-            self._kept[key] = thing
-            self._kept.move_to_end(key)
-            while len(self._kept) > 1 and (len(self._kept) > self._most or self.bytes > self._most_bytes):
-                self._kept.popitem(last=False)
+    def put(self, key: Any, item: T) -> T:
+        """Hold an item; those that were not used for longest leave, this one never does."""
+        with self._lock:
+            self._items[key] = item
+            self._items.move_to_end(key)
+            while len(self._items) > 1 and (
+                len(self._items) > self.most or sum(map(self._size, self._items.values())) > self.most_bytes
+            ):
+                self._items.popitem(last=False)
+        return item
 
-    @property
-    def bytes(self) -> int:
-        return sum(map(self._size, self._kept.values()))
+
+def _num_bytes(image: Image.Image) -> int:
+    return 3 * image.width * image.height
+
+
+# -- images --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SceneKind:
+    """Scenes of the world that are drawn in one way, and how they are made in Python."""
+
+    title: str
+    starts: tuple[int, ...]
+    """Which are offered."""
+    change: Callable[[Any], Any] = lambda scenes: scenes
+    code: str = "{}"
+    offset: int = 0
+    """The first scene is made with this many others."""
+
+
+SCENES = {
+    "plain": SceneKind("a creature", (3, 7, 20)),
+    "pairs": SceneKind("two creatures", (5, 9), world.pair, "world.pair({})"),
+    "shortcut": SceneKind("with a marker that betrays the class", (1, 15), world.betray, "world.betray({})"),
+    "moved": SceneKind(
+        "with the marker of another class",
+        (1, 15),
+        lambda scenes: world.betray(scenes, moved=True),
+        "world.betray({}, moved=True)",
+    ),
+    # of three, each harder than the one before, the middle one
+    "difficult": SceneKind(
+        "hidden and dim",
+        (12, 18),
+        lambda scenes: world.difficult(scenes, 0.5),
+        "world.difficult({}, 0.5)",
+        1,
+    ),
+    "bare": SceneKind(
+        "with parts missing",
+        (1, 10),
+        lambda scenes: world.remove_parts(scenes, whole_share=0.0),
+        "world.remove_parts({}, whole_share=0.0)",
+    ),
+}
+_SCENE = re.compile(rf"scene-({'|'.join(SCENES)})-(0|[1-9][0-9]{{0,8}})")
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Photo:
+    """An image as it was uploaded, upright and in RGB, or a scene; ``true_class`` is that of a scene."""
+
+    picture: str
+    name: str
+    image: Image.Image
+    true_class: str | None = None
+
+
+def scene_of(picture: str) -> tuple[str, int] | None:
+    """Return the kind and the number of a scene, nothing for other images."""
+    match = _SCENE.fullmatch(picture)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def render_scene(kind: str, start: int) -> Photo:
+    """Return a scene of the test split as ``vitreous world render`` draws it."""
+    scene = SCENES[kind]
+    batch = scene.change(world.World("test", 1, start=start + scene.offset).batch())
+    pixels = (world.render(batch, _SCENE_SIDE).images[0] * 255).round().byte().permute(1, 2, 0).numpy()
+    name = world.unpack(batch)[0].name
+    return Photo(f"scene-{kind}-{start}", name, Image.fromarray(pixels), name)
+
+
+class Photos:
+    """Finds an image by its identity."""
+
+    def __init__(self) -> None:
+        self.recent: Recent[Photo] = Recent(_MOST_PHOTOS, _MOST_PHOTO_BYTES, lambda photo: _num_bytes(photo.image))
+
+    def add(self, data: bytes, name: str, decoder: Decoder) -> Photo:
+        """Decode an upload."""
+        image = decoder.decode(data)
+        photo = Photo(f"p-{hashlib.sha256(data).hexdigest()[:16]}", one_line(name)[:200] or "picture", image)
+        return self.recent.put(photo.picture, photo)
+
+    def get(self, picture: str) -> Photo:
+        """Return an image; a scene is rendered."""
+        photo, scene = self.recent.get(picture), scene_of(picture)
+        if photo is not None:
+            return photo
+        if scene is None:
+            raise Refused(404, f"there is no picture {picture!r:.60}; it may have left to make room: upload it again")
+        return self.recent.put(picture, render_scene(*scene))
+
+
+# -- warnings ------------------------------------------------------------------------------------------
+
+_local = threading.local()
+
+
+class _WarningCollector:
+    """Takes the warnings of threads that collect them; everything else goes where it went before."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+
+    def __call__(self, message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        texts = getattr(_local, "texts", None)
+        if texts is None or not issubclass(category, VitreousWarning):
+            self.before(message, category, *place, **options)
+        elif (text := one_line(str(message))) not in texts:
+            texts.append(text)
+
+
+@contextmanager
+def collect_warnings() -> Iterator[list[str]]:
+    """Give a list that fills with the warnings of this thread, each once.
+
+    Filters of warnings belong to all threads, so they are not put back here: another thread may be collecting too.
+    """
+    if not isinstance(warnings.showwarning, _WarningCollector):
+        warnings.showwarning = _WarningCollector(warnings.showwarning)
+    if not any(kind is VitreousWarning and action == "always" for action, _, kind, *_ in warnings.filters):
+        warnings.simplefilter("always", VitreousWarning)
+    texts: list[str] = []
+    _local.texts = texts
+    try:
+        yield texts
+    finally:
+        _local.texts = None
+
+
+def _warnings_by_method(methods: Sequence[str], texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what was warned about each of several maps: what names its method, or names none of them."""
+    found: dict[str, list[str]] = {method: [] for method in methods}
+    for text in texts:
+        named = [method for method in methods if method in text or display_name(method) in text]
+        for method in [max(named, key=len)] if named else methods:
+            found[method].append(text)
+    return {method: tuple(texts) for method, texts in found.items()}
+
+
+# -- maps ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class MapResult:
     """A map, what was warned about on the way, and how long it took."""
 
     explanation: vt.Explanation
@@ -116,39 +225,31 @@ class Made:
     seconds: float
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         e = self.explanation
-        tensors = [e.map, *e.extras.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + _pixels(e.image)
+        return sum(tensor.nbytes for tensor in (e.map, *e.extras.values())) + _num_bytes(e.image)
 
 
-def _pixels(image: Image.Image) -> int:
-    return 3 * image.width * image.height
-
-
-class Desk:
-    """Answers questions about some models. What was made lately is kept, within bounds.
-
-    ``options`` are what the models were loaded with, for the lines that make a map again.
-    """
+class Session:
+    """Answers questions about some models; ``load_options`` are what these were loaded with."""
 
     def __init__(
         self,
         models: Mapping[str, vt.VisionModel],
         memory_gb: float | None = None,
-        options: Mapping[str, Any] | None = None,
+        load_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_memory(memory_gb)
-        self.options = dict(options or {})
-        self.models, self.memory, self.pictures = dict(models), memory_gb, Pictures()
+        self.models, self.memory_gb, self.photos = dict(models), memory_gb, Photos()
+        self.load_options = dict(load_options or {})
         if memory_gb is None and all(model.device.type == "cpu" for model in models.values()):
-            self.memory = _MEMORY
-        self._made: Recent[Made] = Recent(_MOST_MAPS, _MOST_BYTES, lambda made: made.bytes)
-        self._seen: Recent[Image.Image] = Recent(_MOST_SEEN, _MOST_BYTES, _pixels)
-        self._checked: Recent[vt.CheckResult] = Recent(_MOST_MAPS, _MOST_BYTES, lambda found: 1)
-        self.random: Recent[Any] = Recent(_MOST_SEEN, _MOST_BYTES, lambda curves: 1)
+            self.memory_gb = _MEMORY_GB
+        self.maps: Recent[MapResult] = Recent(_MOST_MAPS, _MOST_BYTES, lambda result: result.num_bytes)
+        self._inputs: Recent[Image.Image] = Recent(_MOST_INPUTS, _MOST_BYTES, _num_bytes)
+        self._checks: Recent[vt.CheckResult] = Recent(_MOST_MAPS)
+        self.random_curves: Recent[Any] = Recent(_MOST_INPUTS)
         """What the model says about random orders of patches, for the curves of any map."""
-        self._asked: Recent[Question] = Recent(4 * _MOST_MAPS, _MOST_BYTES, lambda question: 1)
+        self._resolved: Recent[Question] = Recent(4 * _MOST_MAPS)
         self._pace: dict[str, deque[tuple[float, float]]] = {name: deque(maxlen=20) for name in models}
 
     def model(self, name: str) -> vt.VisionModel:
@@ -157,111 +258,99 @@ class Desk:
             raise Refused(404, f"there is no model {name!r:.60} here; there is {', '.join(self.models)}")
         return self.models[name]
 
-    def seen(self, model: str, photo: Photo) -> Image.Image:
-        """Return what a model sees of a picture."""
-        key = model, photo.picture
-        known = self._seen.get(key)
-        if known is None:
-            known = trying.seen(self.model(model), photo)
-            self._seen.put(key, known)
-        return known
+    def model_input(self, question: Question) -> Image.Image:
+        """Return what the model sees of the image, in 8 bits."""
+        key = question.model, question.picture
+        image = self._inputs.get(key)
+        if image is None:
+            photo = self.photos.get(question.picture)
+            image = self._inputs.put(key, self.model(question.model).preprocess.inputs(photo.image)[1])
+        return image
 
-    def asked(self, question: Question) -> Question:
-        """Return the same question with its method written the one way there is, and its class looked at."""
-        known = self._asked.get(question)
-        if known is not None:
-            return known
+    def resolve(self, question: Question) -> Question:
+        """Return the same question with its method in canonical form; its classes exist."""
+        resolved = self._resolved.get(question)
+        if resolved is not None:
+            return resolved
         model = self.model(question.model)
         for index in (question.target, question.contrast):
             if index is not None:
                 model.class_index(index)
-        plain = dataclasses.replace(question, method=typed.understood(question.method, model).spec)
-        self._asked.put(question, plain)
-        return plain
+        spec = parse_method(question.method, model).spec
+        return self._resolved.put(question, question.model_copy(update={"method": spec}))
 
-    def knows(self, question: Question) -> bool:
+    def has_map(self, question: Question) -> bool:
         """Whether the map was made lately."""
-        plain = self._asked.get(question)
-        return plain is not None and self._made.get(plain) is not None
+        resolved = self._resolved.get(question)
+        return resolved is not None and self.maps.get(resolved) is not None
 
-    def made(self, question: Question, on_progress: Tick | None = None) -> Made:
-        """Return the map that answers a question, from memory if it was made lately."""
-        question = self.asked(question)
-        return self._made.get(question) or self._make([question], on_progress)[0]
+    def explain(self, question: Question, on_progress: Progress | None = None) -> MapResult:
+        """Return the map that answers a question."""
+        question = self.resolve(question)
+        return self.maps.get(question) or self._explain([question], on_progress)[0]
 
-    def checked(self, question: Question, on_progress: Callable[[float, float], Tick]) -> vt.CheckResult:
-        """Return what cheap tests say about a map; ``tick`` gives one for each part of the work."""
-        question = self.asked(question)
-        made = self.made(question, on_progress(0.0, 0.2))
-        found = self._checked.get(question)
-        if found is None:
-            model = self.model(question.model)
-            found = vt.check(made.explanation, model, memory_gb=self.memory, progress=on_progress(0.2, 1.0))
-            self._checked.put(question, found)
-        return found
+    def check(self, question: Question, part: Callable[[float, float], Progress]) -> vt.CheckResult:
+        """Return what cheap tests say about a map; ``part`` gives the progress of a part of the work."""
+        question = self.resolve(question)
+        result = self.explain(question, part(0.0, 0.2))
+        checked = self._checks.get(question)
+        if checked is None:
+            model, progress = self.model(question.model), part(0.2, 1.0)
+            checked = vt.check(result.explanation, model, memory_gb=self.memory_gb, progress=progress)
+            self._checks.put(question, checked)
+        return checked
 
-    def prepare(self, questions: Sequence[Question], on_progress: Tick | None = None) -> None:
-        """Make the cheap maps among those that are asked about one class of one picture, their passes shared.
+    def prepare(self, questions: Sequence[Question], on_progress: Progress | None = None) -> None:
+        """Make the cheap maps among those that are asked about one class of one image, their passes shared.
 
         What goes wrong here is left to be said when its turn comes.
         """
         cheap: list[Question] = []
-        for each in questions:
+        for question in questions:
             try:
-                question = self.asked(each)
-                how = vt.get_method(question.method or "")
-                near = typed.passes(how, self.model(question.model)) <= _TOGETHER and not how.info.is_slow
+                question = self.resolve(question)
+                method = vt.get_method(question.method or "")
+                passes = num_passes(method, self.model(question.model))
             except VitreousError:
                 continue
-            if near and question not in cheap and self._made.get(question) is None:
+            is_cheap = passes <= _SHARED_PASSES and not method.info.is_slow
+            if is_cheap and question not in cheap and self.maps.get(question) is None:
                 cheap.append(question)
         if len(cheap) > 1:
             try:
-                self._make(cheap, on_progress)
+                self._explain(cheap, on_progress)
             except VitreousError:
                 return
 
-    def _make(self, questions: Sequence[Question], on_progress: Tick | None) -> list[Made]:
+    def _explain(self, questions: Sequence[Question], on_progress: Progress | None) -> list[MapResult]:
         first = questions[0]
-        model, photo = self.model(first.model), self.pictures.get(first.picture)
-        hows = [vt.get_method(each.method or "") for each in questions]
-        began = time.perf_counter()
-        with listening() as heard:
-            found = vt.compare(
+        model, photo = self.model(first.model), self.photos.get(first.picture)
+        methods = [vt.get_method(question.method or "") for question in questions]
+        start = time.perf_counter()
+        with collect_warnings() as texts:
+            comparison = vt.compare(
                 model,
                 photo.image,
-                hows,
+                methods,
                 first.target,
                 contrast=first.contrast,
                 output=None if first.output == "logit" else first.output,  # what is usual is not missed
                 seed=first.seed,
-                memory_gb=self.memory,
+                memory_gb=self.memory_gb,
                 progress=on_progress,
             )
-        took = time.perf_counter() - began
-        self._pace[first.model].append((sum(typed.passes(how, model) for how in hows), took))
-        told = _about([e.method for e in found], heard)
-        made = [
-            # the photograph belongs to the pictures: kept here too, it would never leave
-            Made(dataclasses.replace(e, original_image=None, name=photo.name), told[e.method], took / len(questions))
-            for e in found
-        ]
-        for question, each in zip(questions, made, strict=True):
-            self._made.put(question, each)
-        return made
+        seconds = time.perf_counter() - start
+        self._pace[first.model].append((sum(num_passes(method, model) for method in methods), seconds))
+        by_method = _warnings_by_method([e.method for e in comparison], texts)
+        results = []
+        for question, e in zip(questions, comparison, strict=True):
+            # the photograph belongs to the photos: held here too, it would never leave
+            e = dataclasses.replace(e, original_image=None, name=photo.name)
+            results.append(self.maps.put(question, MapResult(e, by_method[e.method], seconds / len(questions))))
+        return results
 
     def seconds(self, model: str, passes: float) -> float | None:
         """Return about how long so many passes take here, by what has run; ``None`` while nothing has."""
         pace = self._pace[model]
-        done = sum(each for each, _ in pace)
-        return passes * sum(took for _, took in pace) / done if done else None
-
-
-def _about(methods: Sequence[str], heard: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what was warned about each of several maps: what names its method, or names none of them."""
-    told: dict[str, list[str]] = {method: [] for method in methods}
-    for text in heard:
-        named = [method for method in methods if method in text or display_name(method) in text]
-        for each in [max(named, key=len)] if named else methods:
-            told[each].append(text)
-    return {name: tuple(texts) for name, texts in told.items()}
+        total = sum(passes for passes, _ in pace)
+        return passes * sum(seconds for _, seconds in pace) / total if total else None

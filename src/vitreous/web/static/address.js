@@ -21,7 +21,7 @@ const FIELDS = {
   model: [WORD, null], // the first one
   picture: [WORD, null],
   target: [WHOLE, null], // the prediction
-  against: [WHOLE, null],
+  contrast: [WHOLE, null],
   methods: [LIST, null], // those of the model
   chosen: [WORD, null], // the map that is put to the test: the first one
   k: [WHOLE, null], // patches: a fifth
@@ -32,7 +32,7 @@ const FIELDS = {
   head: [WHOLE, null],
   start: [WHOLE, null],
   base: [WORD, null],
-  among: [NUMBERS, null],
+  compareClasses: [NUMBERS, null],
   opacity: [SHARE, 0.55],
   clip: [SHARE, 99],
   positive: [YES, false],

@@ -25,17 +25,17 @@ export class ClassPanel {
   ask(index, second = false) {
     const { store } = this;
     if (second) {
-      const against = index === store.against || index === store.target ? null : index;
-      store.set({ against });
+      const contrast = index === store.contrast || index === store.target ? null : index;
+      store.set({ contrast });
       announce(
-        against === null
+        contrast === null
           ? `Why ${store.label(store.target)}`
           : `Why ${store.label(store.target)} rather than ${store.label(index)}`,
       );
       return;
     }
     const target = index === store.predicted?.index ? null : index;
-    store.set({ target, against: store.state.against === index ? null : store.state.against });
+    store.set({ target, contrast: store.state.contrast === index ? null : store.state.contrast });
     announce(`Why ${store.label(index)}`);
   }
 
@@ -48,7 +48,7 @@ export class ClassPanel {
     this.truth.textContent = truth ? `In truth: ${truth.label}. The model is ${right ? "right" : "wrong"}.` : "";
     if (!said) return void remake(this.list, `${store.state.picture} ${store.problem}`, () => this.#blank());
     const first = said.top.slice(0, SHOWN);
-    const asked = [store.target, store.against].filter((index) => index !== null);
+    const asked = [store.target, store.contrast].filter((index) => index !== null);
     const more = asked.filter((index) => !first.some((each) => each.index === index));
     const rows = [...first, ...more.map((index) => this.#known(index))];
     const focused = document.activeElement?.closest?.(".class")?.dataset.index;
@@ -71,7 +71,7 @@ export class ClassPanel {
 
   #row({ index, label, probability }) {
     const { store } = this;
-    const target = index === store.target, rival = index === store.against;
+    const target = index === store.target, rival = index === store.contrast;
     const main = button(
       [
         el("span", { class: "name" }, label),

@@ -13,7 +13,7 @@ export function cost({ forwards, backwards }) {
   ].filter(Boolean).join(" + ") || "nothing";
 }
 
-/** Cost and time of a spelling that the server has looked at. */
+/** Cost and time of a spec that the server has looked at. */
 export function costWords(said) {
   return [cost(said), said.seconds ? `about ${seconds(said.seconds)} here` : null].filter(Boolean).join(" · ");
 }
@@ -65,7 +65,7 @@ export class Composer {
     );
   }
 
-  /** Begin a spelling, to be gone on with. */
+  /** Begin a spec, to be gone on with. */
   begin(text) {
     this.input.value = text;
     this.input.focus();
@@ -73,10 +73,10 @@ export class Composer {
   }
 
   async #ask() {
-    const spelling = this.input.value;
+    const spec = this.input.value;
     const mine = ++this.#asked;
     this.add.disabled = true;
-    if (!spelling.trim()) {
+    if (!spec.trim()) {
       this.#said = null;
       this.#close();
       this.caret.textContent = "";
@@ -88,7 +88,7 @@ export class Composer {
     try {
       said = await api(
         "/api/method",
-        { body: { model: this.store.model.name, spelling, cursor: this.input.selectionStart } },
+        { body: { model: this.store.model.name, spec, cursor: this.input.selectionStart } },
       );
     } catch (error) {
       said = { ok: false, error: { message: error.message, at: null }, completions: [] };
@@ -160,10 +160,10 @@ export class Composer {
   async #add() {
     await this.#ask();
     if (!this.#said?.ok) return;
-    const { spelling } = this.#said;
+    const { spec } = this.#said;
     this.input.value = "";
     this.#ask();
-    this.onadd(spelling);
+    this.onadd(spec);
   }
 
   #key(event) {

@@ -94,7 +94,7 @@ export class Downloads {
     const { sheet, questions } = this.shown();
     if (sheet) return exported(format, sheet);
     const { opacity, clip, positive, patches, shared } = this.store.state;
-    const look = { opacity, clip, signed: positive ? "positive" : "signed", smooth: !patches, shared };
+    const look = { opacity, clip, positive, smooth: !patches, shared };
     const response = await api("/api/download", { body: { format, questions, look }, as: "response" });
     return { blob: await response.blob(), name: named(response, format) };
   }

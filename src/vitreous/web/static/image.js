@@ -19,7 +19,7 @@ import { WhyView } from "./whyview.js";
 const NAMES = { why: "why", maps: "maps", layers: "layers", heads: "heads", owners: "who owns what" };
 
 /** What belongs to one model only. */
-const OF_A_MODEL = ["target", "against", "methods", "chosen", "k", "mask", "base", "start", "layer", "head", "among"];
+const OF_A_MODEL = ["target", "contrast", "methods", "chosen", "k", "mask", "base", "start", "layer", "head", "compareClasses"];
 
 export class ImagePage {
   #view = null;
@@ -173,8 +173,8 @@ export class ImagePage {
   #question() {
     const { store } = this;
     if (this.#current.title) return this.#current.title;
-    const rather = store.against !== null && store.view !== "why"
-      ? ` rather than “${store.label(store.against)}”`
+    const rather = store.contrast !== null && store.view !== "why"
+      ? ` rather than “${store.label(store.contrast)}”`
       : "";
     const differs = store.view === "why" && store.target !== store.predicted.index;
     return differs ? `What speaks for “${store.label(store.target)}”?` : `Why “${store.label(store.target)}”${rather}?`;

@@ -233,7 +233,7 @@ export class HeadsView {
   }
 
   questions() {
-    return [this.store.question(`raw_attention(layer=${this.#layer})`, { against: null })];
+    return [this.store.question(`raw_attention(layer=${this.#layer})`, { contrast: null })];
   }
 
   /** What only the screen has, for a file. */
@@ -255,7 +255,7 @@ export class HeadsView {
     return {
       name,
       key: `${this.#task.key} ${this.#now}`,
-      question: this.store.question(this.store.chosen, { against: null }),
+      question: this.store.question(this.store.chosen, { contrast: null }),
       array: head?.map ?? null,
       checkable: false,
     };

@@ -29,7 +29,7 @@ export class MapsView {
   /** Beside the class that is asked about, the one that the model says: where they differ. */
   get #both() {
     const { store } = this;
-    return store.state.target !== null && store.state.target !== store.predicted?.index && store.against === null;
+    return store.state.target !== null && store.state.target !== store.predicted?.index && store.contrast === null;
   }
 
   #cells() {

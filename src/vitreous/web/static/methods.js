@@ -15,7 +15,7 @@ export class MethodPanel {
       (name) => this.strive(name),
     );
     this.list = el("ul", { class: "chosen" });
-    this.composer = new Composer(store, (spelling) => this.add(spelling));
+    this.composer = new Composer(store, (spec) => this.add(spec));
     this.dialog = el("dialog", { class: "sheet wide", "aria-labelledby": "methods-title" });
     this.node = el(
       "section",
@@ -42,11 +42,11 @@ export class MethodPanel {
     announce(`Effort: ${name}`);
   }
 
-  add(spelling) {
+  add(spec) {
     const { store } = this;
-    const names = store.names.includes(spelling) ? store.names : [...store.names, spelling];
-    store.set({ methods: names, chosen: spelling, ...(store.view === "why" ? {} : { view: "maps" }) });
-    announce(`${spelling} added`);
+    const names = store.names.includes(spec) ? store.names : [...store.names, spec];
+    store.set({ methods: names, chosen: spec, ...(store.view === "why" ? {} : { view: "maps" }) });
+    announce(`${spec} added`);
   }
 
   remove(name) {

@@ -41,23 +41,24 @@ export class OwnersView {
     return el("section", { class: "card" }, el("h2", {}, "Classes"), words, this.classes, this.search.node);
   }
 
-  get among() {
+  get compareClasses() {
     const { store } = this;
-    if (store.state.among?.length >= 2) return store.state.among.slice(0, MOST);
-    const asked = [store.target, store.against].filter((index) => index !== null);
+    if (store.state.compareClasses?.length >= 2) return store.state.compareClasses.slice(0, MOST);
+    const asked = [store.target, store.contrast].filter((index) => index !== null);
     const all = new Set([...asked, ...store.prediction.top.map((each) => each.index)]);
     return [...all].slice(0, FIRST);
   }
 
   #toggle(index) {
-    const now = this.among;
-    const among = now.includes(index) ? now.filter((each) => each !== index) : [...now, index];
-    if (among.length >= 2 && among.length <= MOST) this.store.set({ among });
+    const now = this.compareClasses;
+    const compareClasses = now.includes(index) ? now.filter((each) => each !== index) : [...now, index];
+    if (compareClasses.length >= 2 && compareClasses.length <= MOST) this.store.set({ compareClasses });
   }
 
   get #task() {
     const { model, picture } = this.store.question(this.store.chosen);
-    return this.store.task("owners", { model, picture, target: this.among[0], against: null }, { among: this.among });
+    const classes = this.compareClasses;
+    return this.store.task("owners", { model, picture, target: classes[0], contrast: null }, { compare_classes: classes });
   }
 
   tasks() {
@@ -66,8 +67,8 @@ export class OwnersView {
 
   /** The lines that make it again name the classes in the method. */
   questions() {
-    const { method, value } = this.store.result(this.#task) ?? {};
-    return method ? [{ ...asked(this.#task), method, value }] : [];
+    const { method, output } = this.store.result(this.#task) ?? {};
+    return method ? [{ ...asked(this.#task), method, output }] : [];
   }
 
   /** What only the screen has, for a file. */
@@ -86,7 +87,7 @@ export class OwnersView {
     const entry = store.answer(this.#task);
     const result = store.result(this.#task);
     this.place.update(entry, () => []);
-    const names = this.among.map((index) => store.label(index)).join(", ");
+    const names = this.compareClasses.map((index) => store.label(index)).join(", ");
     if (!result || result !== this.#drawn) this.map.draw(null, {}, `Which class owns which patch: ${names}`);
     if (result && result !== this.#drawn) {
       const tints = result.classes.map((each) => each.colour);
@@ -99,11 +100,11 @@ export class OwnersView {
 
   /** Each class with its colour and what it owns; the next probable ones can be added. */
   #list(result) {
-    const { store, among } = this;
-    const more = store.prediction.top.filter((each) => !among.includes(each.index)).slice(0, 4);
-    const key = JSON.stringify([among, among.map((index) => store.label(index)), more, result?.classes]);
+    const { store, compareClasses } = this;
+    const more = store.prediction.top.filter((each) => !compareClasses.includes(each.index)).slice(0, 4);
+    const key = JSON.stringify([compareClasses, compareClasses.map((index) => store.label(index)), more, result?.classes]);
     remake(this.classes, key, () => [
-      among.map((index, place) => this.#row(index, result?.classes[place]?.colour ?? "transparent", place)),
+      compareClasses.map((index, place) => this.#row(index, result?.classes[place]?.colour ?? "transparent", place)),
       el("li", { class: "chips" }, more.map((each) => this.#offer(each))),
     ]);
     this.#shares();
@@ -111,7 +112,7 @@ export class OwnersView {
 
   #row(index, colour, place) {
     const label = this.store.label(index);
-    const few = this.among.length <= 2;
+    const few = this.compareClasses.length <= 2;
     return el(
       "li",
       { dataset: { place } },
@@ -129,7 +130,7 @@ export class OwnersView {
   }
 
   #offer({ index, label }) {
-    const full = this.among.length >= MOST;
+    const full = this.compareClasses.length >= MOST;
     return button([icon("plus"), label], () => this.#toggle(index), { class: "pill small", disabled: full });
   }
 

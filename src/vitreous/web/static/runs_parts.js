@@ -118,12 +118,12 @@ export function segments(name, options, value, onchoose) {
 }
 
 /** A picture with a score and a name, and where it leads. */
-export function shot(canvas, { href, key, score, name, small = null, amiss = false, on = false, spelling = null }) {
+export function shot(canvas, { href, key, score, name, small = null, amiss = false, on = false, spec = null }) {
   return el("figure", { class: on ? "shot on" : "shot" },
     el("a", { href, dataset: { key }, "aria-current": on ? "true" : null }, canvas,
       el("figcaption", {},
         el("b", { class: "number" }, score),
-        el("span", { class: "named", title: spelling }, breakable(name)),
+        el("span", { class: "named", title: spec }, breakable(name)),
         small && el("small", { class: amiss ? "amiss" : null }, small))));
 }
 

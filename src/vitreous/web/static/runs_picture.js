@@ -51,7 +51,7 @@ export function pictureView(context) {
     });
     const shots = order.map((each, place) => shot(drawn[place].canvas, {
       href: to({ method: each.name }), key: `method ${each.name}`, on: each.name === state.method,
-      score: digits(each.scores[metric.name], metric.digits), name: each.title, spelling: each.spelling,
+      score: digits(each.scores[metric.name], metric.digits), name: each.title, spec: each.spec,
       small: each.map ? null : "no map is there",
     }));
     refill(node, el("div", { class: "halves" },
@@ -103,7 +103,7 @@ export function pictureView(context) {
         const query = { part: part.part, picture: found.picture };
         const blob = await api(`/api/runs/${encodeURIComponent(id)}/photo`, { query, as: "blob", signal });
         const { picture } = await api("/api/pictures", { query: { name: found.name }, body: blob, signal });
-        const asked = { model: part.loaded, picture, view: "maps", ...(own?.passes ? { methods: own.spelling } : {}) };
+        const asked = { model: part.loaded, picture, view: "maps", ...(own?.passes ? { methods: own.spec } : {}) };
         const told = Object.entries(asked).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
         open(`#/image?${told.join("&")}`);
       } catch (error) {

@@ -120,7 +120,7 @@ function trialOf(metric) {
 
 function nameOf(method) {
   const small = method.reference && el("small", {}, "reference");
-  return el("th", { scope: "row", title: method.spelling }, breakable(method.title), small);
+  return el("th", { scope: "row", title: method.spec }, breakable(method.title), small);
 }
 
 function compared(found) {

@@ -71,7 +71,7 @@ export class Store extends EventTarget {
 
   /** Another picture: what was asked about the old one is dropped. */
   show(picture) {
-    this.set({ picture, target: null, against: null, mask: null, among: null });
+    this.set({ picture, target: null, contrast: null, mask: null, compareClasses: null });
   }
 
   get model() {
@@ -81,7 +81,7 @@ export class Store extends EventTarget {
 
   /** A network without attention has no heads, and no stream of tokens that a map could begin with at each layer. */
   get views() {
-    return this.model.attends === "nowhere" ? VIEWS.filter((view) => view !== "layers" && view !== "heads") : VIEWS;
+    return this.model.attention === "none" ? VIEWS.filter((view) => view !== "layers" && view !== "heads") : VIEWS;
   }
 
   get view() {
@@ -100,18 +100,18 @@ export class Store extends EventTarget {
     return this.state.target ?? this.predicted?.index ?? null;
   }
 
-  get against() {
-    return this.state.against === this.target ? null : this.state.against;
+  get contrast() {
+    return this.state.contrast === this.target ? null : this.state.contrast;
   }
 
   get efforts() {
     return this.start.efforts.map((effort) => effort.name);
   }
 
-  /** The names on the tiles: steps of the ladder and spellings. */
+  /** The names on the tiles: steps of the ladder and specs. */
   get names() {
     if (this.state.methods) return [...new Set(this.state.methods)];
-    const steps = this.efforts.flatMap((name) => [name, this.spelling(name)]);
+    const steps = this.efforts.flatMap((name) => [name, this.spec(name)]);
     return [this.efforts[0], ...this.model.default_methods.filter((name) => !steps.includes(name))];
   }
 
@@ -132,11 +132,11 @@ export class Store extends EventTarget {
     return { ...LOOK, opacity, clip, positive, smooth: !patches };
   }
 
-  /** The spelling behind a name: a step of the ladder differs from model to model. */
-  spelling(name) {
+  /** The spec behind a name: a step of the ladder differs from model to model. */
+  spec(name) {
     const effort = this.start.efforts.find((each) => each.name === name);
     if (!effort) return name;
-    return typeof effort.spelling === "string" ? effort.spelling : effort.spelling[this.model.name];
+    return typeof effort.spec === "string" ? effort.spec : effort.spec[this.model.name];
   }
 
   label(index) {
@@ -152,13 +152,13 @@ export class Store extends EventTarget {
   }
 
   question(method, changes = {}) {
-    const { target, against } = this;
+    const { target, contrast } = this;
     return {
       model: this.model.name,
       picture: this.state.picture,
-      method: this.spelling(method),
+      method: this.spec(method),
       target,
-      against,
+      contrast,
       ...changes,
     };
   }
@@ -171,11 +171,11 @@ export class Store extends EventTarget {
 
   /** What a method costs on this model, `{forwards, backwards, seconds}`; asked once, nothing until it is known. */
   price(name) {
-    const spelling = this.spelling(name);
-    const key = `${this.model.name} ${spelling}`;
+    const spec = this.spec(name);
+    const key = `${this.model.name} ${spec}`;
     if (!this.#prices.has(key)) {
       this.#prices.set(key, null);
-      api("/api/method", { body: { model: this.model.name, spelling } }).then((said) => {
+      api("/api/method", { body: { model: this.model.name, spec } }).then((said) => {
         if (said.ok) this.#prices.set(key, said);
         this.tell();
       }, () => this.#prices.delete(key));
@@ -183,11 +183,11 @@ export class Store extends EventTarget {
     return this.#prices.get(key);
   }
 
-  #costly(spelling) {
-    const known = this.methods.find((each) => each.name === spelling);
+  #costly(spec) {
+    const known = this.methods.find((each) => each.name === spec);
     return known
       ? !(known.forwards + known.backwards <= MANY)
-      : spelling.length > 60 && !spelling.startsWith("logprob");
+      : spec.length > 60 && !spec.startsWith("logprob");
   }
 
   explain(name, changes = {}) {
@@ -263,7 +263,7 @@ export class Store extends EventTarget {
 
   /** Classes of the address that are not among the most probable need their names. */
   async #name(signal) {
-    for (const index of [this.state.target, this.state.against, ...(this.state.among ?? [])]) {
+    for (const index of [this.state.target, this.state.contrast, ...(this.state.compareClasses ?? [])]) {
       if (index === null || this.#labels.has(`${this.model.name} ${index}`)) continue;
       this.learnLabels(await api("/api/classes", { query: { model: this.model.name, q: index }, signal }));
     }

@@ -232,7 +232,7 @@ export class TestPanel {
       ? `It still says “${top[0].label}”.`
       : `It says “${top[0].label}” now.`;
     this.says.textContent = chance === null ? "\u00a0" : says;
-    const roles = (index) => (index === store.target ? "on" : index === store.against ? "off" : "");
+    const roles = (index) => (index === store.target ? "on" : index === store.contrast ? "off" : "");
     this.bars.update(top, roles, (index) => store.probability(index));
   }
 

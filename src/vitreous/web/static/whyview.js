@@ -47,21 +47,21 @@ export class WhyView {
 
   /** The map of the class itself: the contrast has a card of its own here. */
   get #map() {
-    return this.store.explain(this.store.chosen, { against: null });
+    return this.store.explain(this.store.chosen, { contrast: null });
   }
 
   get #why() {
-    return this.store.task("why", this.store.question(this.store.chosen, { against: null }));
+    return this.store.task("why", this.store.question(this.store.chosen, { contrast: null }));
   }
 
   get #versus() {
-    return this.store.explain(this.store.chosen, { against: this.rival });
+    return this.store.explain(this.store.chosen, { contrast: this.rival });
   }
 
   /** The class to hold against: the one that was chosen, or else the most probable other one. */
   get rival() {
     const { store } = this;
-    return store.against ?? store.prediction?.top.find((each) => each.index !== store.target)?.index ?? null;
+    return store.contrast ?? store.prediction?.top.find((each) => each.index !== store.target)?.index ?? null;
   }
 
   /** Whether a contrast means anything: there is another class, and the method knows classes. */
@@ -81,7 +81,7 @@ export class WhyView {
   }
 
   questions() {
-    return [this.store.question(this.store.chosen, { against: null })];
+    return [this.store.question(this.store.chosen, { contrast: null })];
   }
 
   tested() {
@@ -169,7 +169,7 @@ class ContrastCard {
 
   #choice({ index, label }, rival) {
     const on = String(index === rival);
-    return button(label, () => this.store.set({ against: index }), { class: "pill small", "aria-pressed": on });
+    return button(label, () => this.store.set({ contrast: index }), { class: "pill small", "aria-pressed": on });
   }
 }
 
