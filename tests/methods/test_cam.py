@@ -15,7 +15,7 @@ from reference_forward import TARGET, Reference, reference_of
 from vitreous.models import Pooling, VisionModel
 from vitreous.models.preprocess import Preprocess
 from vitreous.tracing import Context, Target
-from vitreous.tracing.patching import logits_with, replaced
+from vitreous.tracing.runner import logits_with_patches, patched_output
 
 # -- the golden model ----------------------------------------------------------------------------------------------
 
@@ -361,9 +361,9 @@ def test_replacing_leaves_nothing_behind():
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 1)
     before = vision_model.logits(x)
-    with replaced(vision_model, 1, "norm2", torch.zeros_like):
+    with patched_output(vision_model, 1, "norm2", torch.zeros_like):
         assert not torch.equal(vision_model.logits(x), before)
-    with pytest.raises(ZeroDivisionError), replaced(vision_model, 1, "norm2", lambda value: value / (1 // 0)):
+    with pytest.raises(ZeroDivisionError), patched_output(vision_model, 1, "norm2", lambda value: value / (1 // 0)):
         vision_model.logits(x)
     assert torch.equal(vision_model.logits(x), before)
     assert not any(module._forward_hooks for module in model.modules())
@@ -375,8 +375,9 @@ def test_a_change_that_changes_nothing_gives_the_logits(point):
     vision_model, x = vt.wrap(model), images(model, 2)
     with torch.no_grad():
         tokens = vision_model.forward_blocks(vision_model.embed(x), 0, 1)
-    assert torch.allclose(logits_with(vision_model, tokens, 1, point, torch.clone), vision_model.logits(x))
-    assert not torch.allclose(logits_with(vision_model, tokens, 1, point, torch.sin), vision_model.logits(x))
+    same, other = (logits_with_patches(vision_model, tokens, 1, point, {1: f}) for f in (torch.clone, torch.sin))
+    assert torch.allclose(same, vision_model.logits(x))
+    assert not torch.allclose(other, vision_model.logits(x))
 
 
 def test_counts_of_forwards():

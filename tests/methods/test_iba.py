@@ -15,7 +15,7 @@ import vitreous as vt
 from families import FAMILIES, images, proven
 from reference_bottleneck import SAMPLES, TARGET, reference, seen
 from vitreous.tracing import Context, Target
-from vitreous.tracing.patching import logits_through
+from vitreous.tracing.runner import logits_with_patches
 from zoo import EVERY
 
 
@@ -194,14 +194,14 @@ def test_changes_at_every_kind_of_place() -> None:
     every = {1: torch.clone, 2: torch.clone}
     with torch.no_grad():
         for point in ("resid_pre", "norm1", "attn", "norm2", "mlp", "resid_post"):
-            assert torch.allclose(logits_through(model, tokens, 1, point, every), plain, atol=1e-5)
+            assert torch.allclose(logits_with_patches(model, tokens, 1, point, every), plain, atol=1e-5)
         twice = {1: lambda value: value * 2}
-        after = logits_through(model, tokens, 1, "resid_post", twice)
-        assert torch.equal(after, logits_through(model, tokens, 1, "resid_pre", {2: twice[1]}))
-        last = logits_through(model, tokens, 1, "resid_post", {2: twice[1]})
-        assert torch.equal(last, logits_through(model, tokens, 1, "resid_pre", {3: twice[1]}))
+        after = logits_with_patches(model, tokens, 1, "resid_post", twice)
+        assert torch.equal(after, logits_with_patches(model, tokens, 1, "resid_pre", {2: twice[1]}))
+        last = logits_with_patches(model, tokens, 1, "resid_post", {2: twice[1]})
+        assert torch.equal(last, logits_with_patches(model, tokens, 1, "resid_pre", {3: twice[1]}))
     factor = torch.ones((), requires_grad=True)
-    logits = logits_through(model, tokens, 1, "norm1", {1: lambda value: value * factor})
+    logits = logits_with_patches(model, tokens, 1, "norm1", {1: lambda value: value * factor})
     (slope,) = torch.autograd.grad(logits.sum(), factor)
     assert slope != 0
 

@@ -28,7 +28,7 @@ from vitreous.methods import registry
 from vitreous.registry.registry import Registry
 from vitreous.tracing import Context, Target
 from vitreous.tracing.memory import in_parts
-from vitreous.tracing.observer import Observer
+from vitreous.tracing.plan import Recorder
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ PEAK = """
 import sys, threading, time
 import torch, vitreous as vt
 from timm.models.vision_transformer import VisionTransformer
-view = vt.view(VisionTransformer(img_size=224, patch_size=16, embed_dim=24, depth=2, num_heads=2))
+view = vt.wrap(VisionTransformer(img_size=224, patch_size=16, embed_dim=24, depth=2, num_heads=2))
 inputs = torch.randn({batch}, 3, 224, 224)
-vt.method("saliency").attribute(view, inputs[:1], memory=0.1)
+vt.get_method("saliency").attribute(view, inputs[:1], memory_gb=0.1)
 def used():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
@@ -58,7 +58,7 @@ def watch():
 done = False
 thread = threading.Thread(target=watch)
 thread.start()
-vt.method("{spelling}").attribute(view, inputs, memory=0.1)
+vt.get_method("{spelling}").attribute(view, inputs, memory_gb=0.1)
 done = True
 thread.join()
 print((most - before) / 2**30)
@@ -95,10 +95,10 @@ def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
     vt.get_method(how).attribute(vision_model, x, 1)
-    made: list[weakref.ref[Observer]] = []
-    begin = Observer.__init__
+    made: list[weakref.ref[Recorder]] = []
+    begin = Recorder.__init__
 
-    def noted(self: Observer, *arguments: Any) -> None:
+    def noted(self: Recorder, *arguments: Any) -> None:
         begin(self, *arguments)
         made.append(weakref.ref(self))
 
@@ -106,7 +106,7 @@ def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(Observer, "__init__", noted)
+            patched.setattr(Recorder, "__init__", noted)
             vt.get_method(how).attribute(vision_model, x, 1)
         assert made
         assert [each for each in made if each() is not None] == []

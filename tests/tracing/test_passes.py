@@ -182,10 +182,10 @@ def test_weights_get_no_gradient_and_need_none():
 
 def test_fused_attention_is_left_alone_when_nobody_asks(monkeypatch):
     """Without a wish for attention the fused kernel runs with its own backward; with one, our backward runs."""
-    from vitreous.tracing import observer as observe
+    from vitreous.tracing.attention import Attend
 
     ours = []
-    monkeypatch.setattr(observe.Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
+    monkeypatch.setattr(Attend, "apply", lambda *a: ours.append(1) or F.scaled_dot_product_attention(*a[:3]))
     model = FAMILIES["vit"]()
     session(model).run_pass(Pass((Record("resid_pre", dot, (0,)), Record("norm1", dot, (2,)))))
     assert ours == []
@@ -205,7 +205,7 @@ def test_attention_rows_sum_to_one():
 @pytest.mark.parametrize("kind", ["bool", "float", "causal", "gqa"])
 def test_attention_backward_with_masks_and_grouped_heads(kind):
     """Our hand-written backward against autograd through torch's own function."""
-    from vitreous.tracing.rules import Attend, AttentionCall, weights
+    from vitreous.tracing.attention import Attend, AttentionCall
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 6, 8, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -219,7 +219,7 @@ def test_attention_backward_with_masks_and_grouped_heads(kind):
     mine = Attend.apply(*ones, call)
     theirs = F.scaled_dot_product_attention(*twos, mask, 0.0, causal, scale=scale)
     assert torch.equal(mine, theirs)
-    assert torch.allclose(weights(q, k, call) @ v, theirs)
+    assert torch.allclose(call.weights(q, k) @ v, theirs)
     upstream = torch.randn(mine.shape, generator=generator, dtype=torch.float64)
     for a, b in zip(
         torch.autograd.grad(mine, ones, upstream), torch.autograd.grad(theirs, twos, upstream), strict=True

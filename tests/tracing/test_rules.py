@@ -14,8 +14,8 @@ import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import TracingError
 from vitreous.tracing import Context, Pass, Record, Target, activation_grad
-from vitreous.tracing.intercept import KINDS, OPERATIONS
 from vitreous.tracing.rules import GRADIENT, LINEARIZED, AttentionRule, Call, Composite, Flows, Rule
+from vitreous.tracing.rules.base import KINDS, OPERATIONS
 from vitreous.tracing.rules.gradient import Hold, HoldAttention, HoldDeviation, HoldGate
 from vitreous.tracing.runner import merge
 from zoo import EVERY
@@ -64,7 +64,7 @@ class Seen(Rule):
     def __call__(self, call: Call) -> Any:
         assert call.kind == self.kind
         self.seen.append(f"{call.kind} {call.layer}")
-        return call.plain()
+        return call.run()
 
     def __hash__(self) -> int:
         return hash(self.kind)
@@ -106,7 +106,7 @@ class Damped(Rule):
     factor: float
 
     def __call__(self, call: Call) -> Any:
-        out = call.plain()
+        out = call.run()
         return self.factor * out + (1 - self.factor) * out.detach()
 
 
@@ -136,7 +136,7 @@ class HalfEach(Rule):
     """Each factor of a product gets half of what it would get."""
 
     def __call__(self, call: Call) -> Any:
-        out = call.plain()
+        out = call.run()
         return 0.5 * out + 0.5 * out.detach()
 
 
@@ -182,7 +182,7 @@ class ShareSum(Rule):
 
     def __call__(self, call: Call) -> Any:
         one, other = call.args
-        return Shared.apply((one + other).detach(), one.expand(call.plain().shape), other.expand(call.plain().shape))
+        return Shared.apply((one + other).detach(), one.expand(call.run().shape), other.expand(call.run().shape))
 
 
 class Epsilon(torch.autograd.Function):
@@ -204,7 +204,7 @@ class Epsilon(torch.autograd.Function):
 class LinearEpsilon(Rule):
     def __call__(self, call: Call) -> Any:
         x, weight = call.args[:2]
-        return Epsilon.apply(x, weight, call.plain().detach())
+        return Epsilon.apply(x, weight, call.run().detach())
 
 
 class AsItIs(torch.autograd.Function):
@@ -222,7 +222,7 @@ class PassOn(Rule):
     """Norms and activations hand relevance on as it is."""
 
     def __call__(self, call: Call) -> Any:
-        return AsItIs.apply(call.args[0], call.plain().detach())
+        return AsItIs.apply(call.args[0], call.run().detach())
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from vitreous.methods.base import Method, resolve_layer
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, Target, upcast
 from vitreous.tracing.memory import InnerBatch
-from vitreous.tracing.patching import logits_through
+from vitreous.tracing.runner import logits_with_patches
 from vitreous.tracing.targets import class_logits
 
 __all__ = [
@@ -358,7 +358,7 @@ class Bottlenecks:
                 for index, prior in enumerate(self.priors)
             ]
             changes = dict(zip(self.layers, dampers, strict=True))
-            logits = logits_through(model, self.tokens[images], self.layers[0], self.site, changes, how.half)
+            logits = logits_with_patches(model, self.tokens[images], self.layers[0], self.site, changes, how.half)
             target = self.repeated.slice_images(start, stop)
             score = target.score(logits)
             noted = [damper.passing for damper in dampers if damper.passing is not None]

@@ -20,7 +20,7 @@ from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.tracing import Activation, ActivationCache, Context, Record, Reduce, activation_value, upcast
-from vitreous.tracing.patching import logits_with
+from vitreous.tracing.runner import logits_with_patches
 
 __all__ = [
     "AblationCAM",
@@ -51,7 +51,7 @@ class FeatureMap(Method):
     point: str = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("site", self.point, ("auto", "norm1", "norm2", "resid_pre", "resid_post"))
+        check_choice("point", self.point, ("auto", "norm1", "norm2", "resid_pre", "resid_post"))
 
     def features(self, model: VisionModel, reduce: Reduce, grad: bool = True) -> Record:
         """Return the record of what the features of that place are reduced to."""
@@ -434,7 +434,10 @@ class AblationCAM(ScoredCAM):
         def part(start: int, stop: int) -> Tensor:
             rows = torch.arange(start, stop, device=tokens.device)
             without = Without(rows % channels)
-            logits = logits_with(context.model, tokens[rows // channels], layer, features.point, without)
+            with torch.no_grad():
+                logits = logits_with_patches(
+                    context.model, tokens[rows // channels], layer, features.point, {layer: without}
+                )
             if context.on_progress is not None:
                 context.on_progress(stop - start)
             return target.slice_images(start, stop).score(logits)

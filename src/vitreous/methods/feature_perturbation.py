@@ -24,8 +24,8 @@ from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.tracing import VALUES, Activation, Context, Record, activation_value, upcast
 from vitreous.tracing.memory import budget_bytes, in_parts
-from vitreous.tracing.patching import logits_through
 from vitreous.tracing.prng import PRNGKey
+from vitreous.tracing.runner import logits_with_patches
 
 __all__ = [
     "AtMan",
@@ -336,7 +336,9 @@ class AtMan(Method):
 
         def without(images: Tensor, own: Tensor) -> Tensor:
             change = self._change(own, None if alike is None else alike[images, own], model.num_prefix_tokens)
-            return logits_through(model, tokens[images], 0, "attn_weights", dict.fromkeys(range(model.depth), change))
+            return logits_with_patches(
+                model, tokens[images], 0, "attn_weights", dict.fromkeys(range(model.depth), change)
+            )
 
         key = replace(self, output="logit")  # what the model says is the same for every class and value of it
         left = scores_of_logits(context, patches, without, self.output, key)

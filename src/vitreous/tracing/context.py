@@ -1,11 +1,8 @@
-"""A session: some inputs, one target, and every pass over them run once.
-
-Several classes over the same inputs: every pass is one forward, and one backward for each class.
-"""
+"""A context: some inputs, one target, and every pass over them run once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,22 +18,33 @@ from vitreous.tracing.rules import Composite
 from vitreous.tracing.runner import merge, run, run_for_targets
 from vitreous.tracing.targets import Target, class_logits, probabilities
 
-__all__ = [
-    "Choose",
-    "ContrastContexts",
-    "Context",
-]
-
 
 class Context:
     """Answers the passes of any number of methods over the same inputs and target.
 
-    ``prepare`` runs what several methods will ask for, merged; ``trace`` returns an answer, running the pass only if no
-    earlier one covers it. ``fork`` opens a session on other inputs (noisy copies, a sub-network) with the class fixed,
-    ``of_value`` one on the same inputs for another value of the class.
-    ``tick`` is told how many inputs have just been run, forks included. ``view`` is a twin of the one that was given:
-    passes and methods install what they need on modules that only this session knows. ``grid`` is where the map will be
-    wanted, if not on the method's own.
+    ``prepare`` runs what several methods will need, merged; ``run_pass`` returns a cache, and runs the pass only if no
+    earlier one covers it. ``with_inputs`` opens a context on other inputs (noisy copies, a sub-network) with the class
+    fixed, ``with_output`` one on the same inputs for another output of the class.
+
+    Parameters
+    ----------
+    model : VisionModel
+        The context works on a shared copy of it, so that passes and methods install what they need on modules that no
+        one else knows.
+    inputs : Tensor
+        What enters the model.
+    target : Target
+        What is explained.
+    seed : int, default 0
+        What random numbers follow, beside each image and a purpose.
+    batch : int or InnerBatch, optional
+        How many inputs go through the model together; as many as the memory budget allows, where it is left out.
+    memory_gb : float, optional
+        That budget.
+    on_progress : callable, optional
+        Called with the number of inputs that have just been run, by this context and all that it opens.
+    grid : str, optional
+        Where the map will be wanted, ``"token"`` or ``"pixel"``, if not on the method's own grid.
     """
 
     def __init__(
@@ -53,69 +61,95 @@ class Context:
         self.inputs = model.cast(inputs)
         model.check_inputs(self.inputs)
         model.verify(self.inputs)
-        self.model, self.seed, self.memory_gb, self.on_progress = (
-            model.shared_copy(),
-            check_seed(seed),
-            memory_gb,
-            on_progress,
-        )
+        self.model, self.seed, self.memory_gb = model.shared_copy(), check_seed(seed), memory_gb
+        self.on_progress, self.grid = on_progress, grid
         size = inner_batch(model, self.inputs, memory_gb) if batch is None else batch
-        self.batching, self.grid = size if isinstance(size, InnerBatch) else InnerBatch(max(1, size)), grid
+        self.batching = size if isinstance(size, InnerBatch) else InnerBatch(max(1, size))
         self._target = target
-        self._origin, self._place = inputs.detach().to(self.inputs.device), ""  # what random draws follow
+        self._origin, self._path = inputs.detach().to(self.inputs.device), ""  # what random numbers follow
         self._caches: list[tuple[Composite, ActivationCache]] = []
         self._by_output: dict[str, Context] = {}
         self.memo: dict[Any, Any] = {}
-        """What methods keep here for others of this session."""
+        """What methods keep here for others of this context."""
         self.shared: dict[Any, Any] | None = None
-        """What is true of every class: shared by the sessions of several classes over the same inputs, if any."""
+        """What is true of every class: shared by the contexts of several classes over the same inputs, if any."""
+
+    # -- passes ----------------------------------------------------------------------------------------
 
     def prepare(self, passes: Iterable[Pass]) -> None:
-        """Run all of these passes now, equal ones once, for each value of the class that they ask for.
+        """Run all of these passes now, equal ones once, for each output of the class that they name.
 
-        What needs no backward rides along with the first pass that runs one, whatever its value.
+        What needs no backward rides along with the first pass that has one, whatever its output.
         """
-        wanted: dict[str | None, list[Pass]] = {}
-        for pass_run in (each.resolve(self.model) for each in passes):
-            wanted.setdefault(pass_run.output if pass_run.backward else None, []).append(replace(pass_run, output=None))
-        own = wanted.get(None, [])
-        if len(wanted) > 1 and not any(each.backward for each in own):
-            wanted[next(value for value in wanted if value is not None)] += wanted.pop(None, [])
-        for value, some in wanted.items():
-            (self if value is None else self.with_output(value))._prepare(some)
+        groups: dict[str | None, list[Pass]] = {}
+        for pass_ in (pass_.resolve(self.model) for pass_ in passes):
+            groups.setdefault(pass_.output if pass_.backward else None, []).append(replace(pass_, output=None))
+        if len(groups) > 1 and not any(pass_.backward for pass_ in groups.get(None, [])):
+            riders = groups.pop(None, [])
+            next(iter(groups.values())).extend(riders)
+        for output, group in groups.items():
+            (self if output is None else self.with_output(output))._prepare(group)
 
     def _prepare(self, passes: Sequence[Pass]) -> None:
-        missing = [pass_run for pass_run in passes if not pass_run.patches and self._find_cache(pass_run) is None]
-        if missing:
-            for each in merge(missing):
-                self._execute(each)
+        missing = [pass_ for pass_ in passes if not pass_.patches and self._find_cache(pass_) is None]
+        for pass_ in merge(missing) if missing else ():
+            self._execute(pass_)
 
-    def run_pass(self, ask: Pass) -> ActivationCache:
-        """Return the trace that answers this pass."""
-        ask = ask.resolve(self.model)
-        if ask.output is not None:
-            chosen = self.with_output(ask.output) if ask.backward else self
-            return chosen.run_pass(replace(ask, output=None))
-        if ask.patches:  # another forward: asked for by one method, and no answer for others
-            return self._compute(ask, self.target)
-        cache = self._find_cache(ask)
+    def run_pass(self, pass_: Pass) -> ActivationCache:
+        """Return the cache of this pass, or of an earlier one that covers it."""
+        pass_ = pass_.resolve(self.model)
+        if pass_.output is not None:
+            context = self.with_output(pass_.output) if pass_.backward else self
+            return context.run_pass(replace(pass_, output=None))
+        if pass_.patches:  # another forward: needed by one method, and no answer for others
+            return self._compute(pass_, self.target)
+        cache = self._find_cache(pass_)
         if cache is None:
-            self._execute(ask)
+            self._execute(pass_)
             cache = self._caches[-1][1]
         return cache
 
+    def _find_cache(self, pass_: Pass) -> ActivationCache | None:
+        """Return a cache that holds what this pass records.
+
+        Composites leave forward values as they are, so a pass without a backward may read any cache, also that of
+        another output; only those of relevance hold other numbers, in float64.
+        """
+        for composite, cache in self._caches:
+            is_lent = not pass_.backward and composite.propagates != "relevance"
+            if (composite == pass_.composite or is_lent) and all(cache.has(record) for record in pass_.records):
+                return cache
+        if pass_.backward:
+            return None
+        caches = (context._find_cache(pass_) for context in self._by_output.values())
+        return next((cache for cache in caches if cache is not None), None)
+
+    def _execute(self, pass_: Pass) -> None:
+        self._caches.append((pass_.composite, self._compute(pass_, self._target)))
+
+    def _compute(self, pass_: Pass, target: Target) -> ActivationCache:
+        def part(start: int, stop: int) -> ActivationCache:
+            cache = run(self.model, self.inputs[start:stop], pass_, target.slice_images(start, stop))
+            if self.on_progress is not None:
+                self.on_progress(stop - start)
+            return cache
+
+        return ActivationCache.join(self.batching.run(part, len(self.inputs), pass_.weight))
+
+    # -- inputs and target -----------------------------------------------------------------------------
+
     @property
     def batch(self) -> int:
-        """How many inputs go together in this session and all that it opens."""
+        """How many inputs go together in this context and all that it opens."""
         return self.batching.size
 
     @property
     def logits(self) -> Tensor:
-        """The logits of the inputs; a bare forward only if no pass has run yet."""
+        """The logits of the inputs; a forward of their own only if no pass has run yet."""
         if not self._caches:
-            known = next((each for each in self._by_output.values() if each._caches), None)
-            if known is not None:
-                return known.logits
+            for context in self._by_output.values():
+                if context._caches:
+                    return context.logits
             self._execute(Pass())
         return self._caches[0][1].logits
 
@@ -125,77 +159,80 @@ class Context:
 
     @property
     def target(self) -> Target:
-        """The target with its classes known."""
+        """The target with its classes resolved."""
         if self._target.classes is None and self._target.function is None:
             self._target = self._target.resolve(self.logits)
         return self._target
 
     @property
     def requested_target(self) -> Target:
-        """The target as it was given; its classes may not be known yet, and no pass is run to learn them."""
+        """The target as it was given; its classes may not be resolved yet, and no pass is run to learn them."""
         return self._target
 
+    def prng_key(self, purpose: str) -> PRNGKey:
+        """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""
+        return PRNGKey.of_images(self.seed, purpose + self._path, self._origin)
+
+    def expect(self, inputs: int) -> None:
+        """Say that more inputs will be run than the method foretold, to whoever counts them."""
+        expect = getattr(self.on_progress, "expect", None)
+        if expect is not None:
+            expect(inputs)
+
+    # -- other contexts --------------------------------------------------------------------------------
+
     def with_inputs(self, inputs: Tensor, model: VisionModel | None = None, repeat: int = 1) -> Context:
-        """Open a session on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
-        forked = self._like(inputs, self.target.repeat(repeat), model)
+        """Return a context on other inputs, ``repeat`` of them for each of these, explaining the same classes."""
+        context = self._derive(inputs, self.target.repeat(repeat), model)
         if isinstance(model, SubModel) and repeat == 1:  # tokens of the same images, which rounding may change
-            forked._origin, forked._place = self._origin, f"{self._place}[{model.first}]"
-        return forked
+            context._origin, context._path = self._origin, f"{self._path}[{model.first}]"
+        return context
+
+    def batched_copies(self, make: Callable[[int, int], Tensor], count: int) -> Iterator[tuple[Context, int, int]]:
+        """Yield contexts on ``count`` changed copies of every image, as many as go together, copies of one adjacent.
+
+        Parameters
+        ----------
+        make : callable
+            ``(start, stop) -> [B, stop - start, ...]``: these copies of all images.
+        count : int
+            How many copies there are of each image.
+
+        Yields
+        ------
+        tuple of (Context, int, int)
+            The context, and which copies of each image are in it: ``start`` and ``stop``.
+        """
+        step = max(1, self.batch // len(self.inputs))
+        for start in range(0, count, step):
+            stop = min(count, start + step)
+            yield self.with_inputs(make(start, stop).flatten(0, 1), repeat=stop - start), start, stop
 
     def slice_images(self, start: int, stop: int) -> Context:
-        """Open a session on some of the images; they keep their random numbers, but share no passes."""
-        cut = self._like(self.inputs[start:stop], self.target.slice_images(start, stop))
-        cut._origin, cut._place = self._origin[start:stop], self._place
-        return cut
+        """Return a context on some of the images; they keep their random numbers, but share no passes."""
+        context = self._derive(self.inputs[start:stop], self.target.slice_images(start, stop))
+        context._origin, context._path = self._origin[start:stop], self._path
+        return context
 
     def with_output(self, output: str) -> Context:
-        """Return the session that explains another value of the same classes; methods that ask for it share it."""
+        """Return the context that explains another output of the same classes; methods that need it share it."""
         target = self._explained()
         if target.function is not None or target.output == output:
             return self
         if output not in self._by_output:
-            self._by_output[output] = self._like(self.inputs, replace(target, output=output))
-            self._by_output[output]._origin, self._by_output[output]._place = self._origin, self._place
+            context = self._derive(self.inputs, replace(target, output=output))
+            context._origin, context._path = self._origin, self._path
+            self._by_output[output] = context
         return self._by_output[output]
 
     def _explained(self) -> Target:
-        """The target without a pass to learn its classes, where that can be."""
+        """The target, without a pass to learn its classes where that can be."""
         return self._target
 
-    def _like(self, inputs: Tensor, target: Target, model: VisionModel | None = None) -> Context:
-        how = self.seed, self.batching, self.memory_gb, self.on_progress, self.grid
-        return Context(model or self.model, inputs, target, *how)
-
-    def prng_key(self, purpose: str) -> PRNGKey:
-        """Return the random numbers of every image for one purpose, the same wherever it stands in a batch."""
-        return PRNGKey.of_images(self.seed, purpose + self._place, self._origin)
-
-    def expect(self, inputs: int) -> None:
-        """Say that more inputs will be run than the method told beforehand, to whoever counts them."""
-        more = getattr(self.on_progress, "expect", None)
-        if more is not None:
-            more(inputs)
-
-    def _find_cache(self, ask: Pass) -> ActivationCache | None:
-        for rules, cache in self._caches:
-            lent = not ask.backward and rules.propagates != "relevance"  # a walk's values are in float64
-            if (rules == ask.composite or lent) and all(cache.has(keep) for keep in ask.records):
-                return cache
-        if ask.backward:
-            return None
-        return next((found for each in self._by_output.values() if (found := each._find_cache(ask)) is not None), None)
-
-    def _execute(self, ask: Pass) -> None:
-        self._caches.append((ask.composite, self._compute(ask, self._target)))
-
-    def _compute(self, ask: Pass, target: Target) -> ActivationCache:
-        def part(start: int, stop: int) -> ActivationCache:
-            cache = run(self.model, self.inputs[start:stop], ask, target.slice_images(start, stop))
-            if self.on_progress is not None:
-                self.on_progress(stop - start)
-            return cache
-
-        return ActivationCache.join(self.batching.run(part, len(self.inputs), ask.weight))
+    def _derive(self, inputs: Tensor, target: Target, model: VisionModel | None = None) -> Context:
+        return Context(
+            model or self.model, inputs, target, self.seed, self.batching, self.memory_gb, self.on_progress, self.grid
+        )
 
 
 Choose = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -206,110 +243,114 @@ classes than there are slots has -1 in its last ones."""
 
 
 class ContrastContexts:
-    """The classes that a session's target is compared with, chosen from the logits, and one session for each.
+    """The classes that a context's target is compared with, chosen from the logits, and one context for each.
 
-    ``sessions`` answer the passes of any method for their own class; what one of them is asked for is run for all.
-    The first is that of the explained class, and shares its passes with the session it came from.
+    ``contexts`` answer the passes of any method for their own class; what one of them runs is run for all: one forward,
+    and one backward for each class. The first is that of the explained class, and shares its passes with the context it
+    came from.
     """
 
     def __init__(self, context: Context, slots: int, choose: Choose) -> None:
         self.choose = choose
-        self.target = context.target if isinstance(context, ContrastContext) else context._target
-        self._classes: Tensor | None = None
-        self.contexts: list[Context] = [ContrastContext(self, context, slot) for slot in range(slots)]
-        common: dict[Any, Any] = {} if context.shared is None else context.shared
-        for each in self.contexts:
-            each.shared = common
+        self.target = context.target if isinstance(context, ContrastContext) else context.requested_target
+        self.chosen: Tensor | None = None
+        self.contexts = [ContrastContext(self, context, slot) for slot in range(slots)]
+        shared: dict[Any, Any] = {} if context.shared is None else context.shared
+        for contrast_context in self.contexts:
+            contrast_context.shared = shared
         if context._caches:
             self.fix_classes(self.classes_of(context.logits, 0, len(context.inputs)))
 
     @property
     def classes(self) -> Tensor:
         """The classes ``[B, K]``, the explained one first; -1 where an image has fewer than others."""
-        if self._classes is None:
-            self.contexts[0].target  # noqa: B018 - the first forward settles them
-        assert self._classes is not None
-        return self._classes[:, : _used(self._classes)]
+        if self.chosen is None:
+            self.contexts[0].settle()
+        assert self.chosen is not None
+        return self.chosen[:, : _num_used(self.chosen)]
 
     def classes_of(self, logits: Tensor, start: int, stop: int) -> Tensor:
         """Return the classes ``[b, slots]`` of images ``start .. stop - 1``."""
-        if self._classes is not None:
-            return self._classes[start:stop]
-        explained = self.target.slice_images(start, stop).resolve(logits).classes
+        if self.chosen is not None:
+            return self.chosen[start:stop]
+        target = self.target.slice_images(start, stop)
+        explained = target.resolve(logits).classes
         assert explained is not None
         scores = class_logits(logits, self.target.class_subset)
-        return self.choose(
-            scores, explained.to(scores.device), self.target.slice_images(start, stop).compare_classes
-        ).cpu()
+        return self.choose(scores, explained.to(scores.device), target.compare_classes).cpu()
 
-    def targets_of(self, classes: Tensor, start: int, stop: int, slots: Sequence[int]) -> list[Target]:
+    def targets_of(self, classes: Tensor, start: int, stop: int, slots: Iterable[int]) -> list[Target]:
         """Return one target per slot; an image without a class of its own there repeats its first one."""
         filled = torch.where(classes < 0, classes[:, :1], classes)
         return [replace(self.target.slice_images(start, stop), classes=filled[:, slot]) for slot in slots]
 
     def fix_classes(self, classes: Tensor) -> None:
         """Fix the classes of all images."""
-        if self._classes is None:
-            self._classes = classes
-            slots = range(len(self.contexts))
-            for context, target in zip(self.contexts, self.targets_of(classes, 0, len(classes), slots), strict=True):
+        if self.chosen is None:
+            self.chosen = classes
+            targets = self.targets_of(classes, 0, len(classes), range(len(self.contexts)))
+            for context, target in zip(self.contexts, targets, strict=True):
                 context._target = target
 
 
 class ContrastContext(Context):
-    """The session of one of several classes."""
+    """The context of one of several classes."""
 
-    def __init__(self, rivals: ContrastContexts, context: Context, slot: int) -> None:
+    def __init__(self, family: ContrastContexts, context: Context, slot: int) -> None:
         super().__init__(
-            context.model, context.inputs, context._target, context.seed, context.batching, context.memory_gb,
+            context.model, context.inputs, context.requested_target, context.seed, context.batching, context.memory_gb,
             context.on_progress, context.grid,
         )  # fmt: skip
-        self.rivals, self.slot = rivals, slot
-        self._origin, self._place = context._origin, context._place
+        self._family = family
+        self._origin, self._path = context._origin, context._path
         if slot == 0:
             self._caches = context._caches
 
     @property
     def target(self) -> Target:
-        if self.rivals._classes is None:
-            self._execute(Pass())
+        self.settle()
         return self._target
+
+    def settle(self) -> None:
+        """Choose the classes, by a forward if none has run."""
+        if self._family.chosen is None:
+            self._execute(Pass())
 
     def _explained(self) -> Target:
         return self.target
 
-    def _execute(self, ask: Pass) -> None:
-        rivals = self.rivals
-        waiting = [context for context in rivals.contexts if context._find_cache(ask) is None]
+    def _execute(self, pass_: Pass) -> None:
+        family = self._family
+        waiting = [context for context in family.contexts if context._find_cache(pass_) is None]
 
         def part(start: int, stop: int) -> tuple[Tensor, list[ActivationCache]]:
             chosen: list[Tensor] = []
 
             def targets(logits: Tensor) -> list[Target]:
-                chosen.append(rivals.classes_of(logits, start, stop))
-                used = range(_used(chosen[0])) if ask.backward else range(1)
-                slots = [slot for slot in used if rivals.contexts[slot] in waiting] or [0]
-                return rivals.targets_of(chosen[0], start, stop, slots)
+                chosen.append(family.classes_of(logits, start, stop))
+                used = range(_num_used(chosen[0])) if pass_.backward else range(1)
+                slots = [slot for slot in used if family.contexts[slot] in waiting] or [0]
+                return family.targets_of(chosen[0], start, stop, slots)
 
-            caches = run_for_targets(self.model, self.inputs[start:stop], ask, targets)
+            caches = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
             if self.on_progress is not None:
                 self.on_progress(stop - start)
             return chosen[0], caches
 
-        parts = self.batching.run(part, len(self.inputs), ask.weight)
-        rivals.fix_classes(torch.cat([classes for classes, _ in parts]))
-        joined = [ActivationCache.join(caches) for caches in _padded([caches for _, caches in parts])]
-        for place, each in enumerate(waiting):  # slots that no image uses repeat the last trace; nobody reads it
-            each._caches.append((ask.composite, joined[min(place, len(joined) - 1)]))
+        parts = self.batching.run(part, len(self.inputs), pass_.weight)
+        family.fix_classes(torch.cat([classes for classes, _ in parts]))
+        joined = [ActivationCache.join(caches) for caches in _by_slot([caches for _, caches in parts])]
+        for index, context in enumerate(waiting):  # slots that no image uses repeat the last cache; nobody reads it
+            context._caches.append((pass_.composite, joined[min(index, len(joined) - 1)]))
 
 
-def _used(classes: Tensor) -> int:
+def _num_used(classes: Tensor) -> int:
     """How many slots any image has a class in."""
     return int((classes >= 0).any(dim=0).sum())
 
 
-def _padded(parts: Sequence[list[ActivationCache]]) -> list[list[ActivationCache]]:
-    """Turn the traces of each part into those of each slot; a part with fewer repeats its last one."""
+def _by_slot(parts: Sequence[list[ActivationCache]]) -> list[list[ActivationCache]]:
+    """Turn the caches of each part into those of each slot; a part with fewer repeats its last one."""
     most = max(len(caches) for caches in parts)
     full = [[*caches, *(caches[-1].copy() for _ in range(most - len(caches)))] for caches in parts]
     return [list(slot) for slot in zip(*full, strict=True)]

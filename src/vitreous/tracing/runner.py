@@ -1,92 +1,147 @@
-"""Running passes: each question answered once, gradients only for what needs them, nothing left behind."""
+"""Running passes: each record answered once, gradients only for what needs them, nothing left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.errors import ModelError, TracingError
 from vitreous.models import VisionModel
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import merged
-from vitreous.tracing.observer import Observer
-from vitreous.tracing.records import GLOBAL_POINTS, ActivationCache, Pass, Record
+from vitreous.tracing.intercept import OpInterceptor
+from vitreous.tracing.plan import CompiledPass, Recorder
+from vitreous.tracing.records import GLOBAL_POINTS, ActivationCache, Pass, Patch, Record
 from vitreous.tracing.rules import GRADIENT, Composite
 from vitreous.tracing.targets import Target
 
-__all__ = ["merge", "refuse_not_finite", "run", "run_for_targets"]
-
 
 def merge(passes: Iterable[Pass]) -> list[Pass]:
-    """Return the fewest passes that answer all of these: one per rule table, equal wishes once.
+    """Return the fewest passes that answer all of these: one per composite, equal records once.
 
-    Rules change gradients only, so a pass without any rides along with the first pass that runs a backward; but not
+    Composites change gradients only, so a pass without a backward rides along with the first one that has one; but not
     with one of relevance, whose values are in float64.
     """
     passes = list(passes)
-    rules = list(dict.fromkeys(pass_run.composite for pass_run in passes if pass_run.backward))
-    host = next((each for each in rules if each.propagates != "relevance"), GRADIENT)
-    groups: dict[Composite, list[Record]] = {rule: [] for rule in rules}
-    for pass_run in passes:
-        groups.setdefault(pass_run.composite if pass_run.backward else host, []).extend(pass_run.records)
-    return [Pass(_union(keeps), rule) for rule, keeps in groups.items()]
+    composites = list(dict.fromkeys(pass_.composite for pass_ in passes if pass_.backward))
+    host = next((composite for composite in composites if composite.propagates != "relevance"), GRADIENT)
+    groups: dict[Composite, list[Record]] = {composite: [] for composite in composites}
+    for pass_ in passes:
+        groups.setdefault(pass_.composite if pass_.backward else host, []).extend(pass_.records)
+    return [Pass(_union(records), composite) for composite, records in groups.items()]
 
 
-def run(model: VisionModel, inputs: Tensor, ask: Pass, target: Target) -> ActivationCache:
+def _union(records: Iterable[Record]) -> tuple[Record, ...]:
+    """Return records of different keys, each with all layers that any of its kind has."""
+    layers: dict[Any, set[int]] = {}
+    firsts: dict[Any, Record] = {}
+    for record in records:
+        firsts.setdefault(record.key, record)
+        layers.setdefault(record.key, set()).update(record.layers)
+    return tuple(replace(record, layers=tuple(sorted(layers[key]))) for key, record in firsts.items())
+
+
+def run(model: VisionModel, inputs: Tensor, pass_: Pass, target: Target) -> ActivationCache:
     """Run one pass over a batch that fits into memory.
 
     Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
     """
-    (cache,) = run_for_targets(model, inputs, ask, [target])
+    (cache,) = run_for_targets(model, inputs, pass_, [target])
     return cache
 
 
 def run_for_targets(
-    model: VisionModel, inputs: Tensor, ask: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
+    model: VisionModel, inputs: Tensor, pass_: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
 ) -> list[ActivationCache]:
     """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
     model.check_inputs(inputs)
     model.verify(inputs)
-    model, ask = model.shared_copy(), ask.resolve(model)
-    _refuse_unattended(model, ask)
-    forward = ActivationCache(model, inputs)  # what needs no gradient is kept here, once for all targets
-    observer = Observer(model, ask.records, ask.composite, forward, dict(ask.patches))
-    plain = torch.autocast(inputs.device.type, enabled=False)  # the model's own precision, whatever surrounds the call
-    with torch.inference_mode(False), plain, torch.set_grad_enabled(ask.backward):
+    model, pass_ = model.shared_copy(), pass_.resolve(model)
+    _refuse_without_attention(model, pass_)
+    forward = ActivationCache(model, inputs)  # what needs no gradient is recorded here, once for all targets
+    plan = CompiledPass(model, pass_.records, pass_.composite, dict(pass_.patches))
+    recorder = Recorder(plan)
+    recorder.cache = forward
+    own_precision = torch.autocast(inputs.device.type, enabled=False)  # whatever surrounds the call
+    with torch.inference_mode(False), own_precision, torch.set_grad_enabled(pass_.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-        with _merged(model, ask) as changed:
-            logits, root = _forward(model, inputs, ask, observer)
+        with _adapters_merged(plan) as changed:
+            logits, root = _forward(plan, recorder, inputs, pass_)
         if changed:
             _refuse_other_logits(model, inputs, logits)
-        forward.logits = logits.detach()
-        if ask.composite.propagates == "relevance":
-            forward.logits = forward.logits.to(model.dtype)
+        forward.logits = logits.detach().to(model.dtype) if plan.is_relevance else logits.detach()
         refuse_not_finite(model, forward.logits)
-        aims = targets(forward.logits) if callable(targets) else targets
-        caches = [forward.copy() for _ in aims]
-        for index, (target, cache) in enumerate(zip(aims, caches, strict=True)):
-            observer.trace = cache
+        chosen = targets(forward.logits) if callable(targets) else targets
+        caches = [forward.copy() for _ in chosen]
+        for target, recorder.cache in zip(chosen, caches, strict=True):
             if root is not None:
-                score = _scored(target, logits) if ask.composite.scored else target.score(logits)
-                _backward(model, score, (root, *observer.leaves), keep_graph=index + 1 < len(caches))
+                score = _slope_times_logits(target, logits) if pass_.composite.scored else target.score(logits)
+                _backward(model, score, (root, *recorder.leaves), keep_graph=recorder.cache is not caches[-1])
     for cache in caches:
-        for keep in ask.records:
-            cache[keep]  # an empty answer is an error here and not a strange picture later
+        for record in pass_.records:
+            cache[record]  # an empty answer is an error here and not a strange picture later
     return caches
 
 
-def _is_by_layer(ask: Pass) -> bool:
-    """Whether it matters which layers a linear map is made of: to rules of relevance, and to who asks for biases."""
-    return ask.composite.propagates == "relevance" or any(keep.point == "biases" for keep in ask.records)
+def _forward(plan: CompiledPass, recorder: Recorder, inputs: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
+    """Return the logits and the tensor at which the backward ends."""
+    model, first = plan.model, pass_.first(plan.model.depth)
+    interceptor = OpInterceptor(plan, recorder) if plan.is_intercepted else None
+
+    def intercepted(layer: int | None) -> AbstractContextManager[None]:
+        return nullcontext() if interceptor is None else interceptor.inside(layer)
+
+    if plan.is_relevance:
+        inputs = inputs.double()
+    root: Tensor | None = None
+    with interceptor or nullcontext():
+        if pass_.backward and first < 0:
+            inputs = root = inputs.requires_grad_()
+            recorder.note("pixels", 0, inputs)
+        with torch.set_grad_enabled(root is not None):
+            tokens = model.embed(inputs)
+        for layer in range(model.depth):
+            if layer == first:
+                tokens = root = tokens.detach().requires_grad_()
+            with torch.set_grad_enabled(root is not None):
+                recorder.start_block(layer, tokens)
+                with recorder.inside(layer), intercepted(layer):
+                    tokens = model.forward_block(layer, tokens)
+                recorder.finish_block(layer, tokens)
+        recorder.start_biases(model.depth, tokens)
+        if pass_.backward and root is None:  # only the head needs a gradient
+            tokens = root = tokens.detach().requires_grad_()
+        with torch.set_grad_enabled(root is not None), intercepted(None):
+            logits = model.forward_head(tokens)
+    return logits, root
 
 
-def _merged(model: VisionModel, ask: Pass) -> AbstractContextManager[list[Any]]:
-    if not model.deviations or not _is_by_layer(ask):
+def _backward(model: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
+    if not score.requires_grad:
+        raise TracingError(f"{model.name}: the target does not depend on the tokens")
+    torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
+
+
+def _slope_times_logits(target: Target, logits: Tensor) -> Tensor:
+    """Return something whose slope at each logit is the slope of the target's score times that logit."""
+    detached = logits.detach().requires_grad_()
+    score = target.score(detached.clone())  # a function of the user's own may write into what it gets
+    if not score.requires_grad:
+        return score
+    (slope,) = torch.autograd.grad(score.sum(), detached)
+    contributions = torch.where(slope == 0, 0.0, slope * logits.detach())  # a class shut out has minus infinity
+    return (logits * contributions).sum(dim=1)
+
+
+def _adapters_merged(plan: CompiledPass) -> AbstractContextManager[list[Any]]:
+    """Merge adapters where it matters which layers a linear map is made of: to relevance, and to records of biases."""
+    model = plan.model
+    if not model.deviations or not (plan.is_relevance or plan.has_biases):
         return nullcontext([])
     return merged(model.module, model.deviations)
 
@@ -95,8 +150,8 @@ def _refuse_other_logits(model: VisionModel, inputs: Tensor, logits: Tensor) -> 
     """Refuse a model that says something else once its adapters are merged: it reads a layer instead of running it."""
     with torch.no_grad():
         expected = model.forward_head(model.forward_blocks(model.embed(inputs)))
-    off, different = gap(logits.detach().to(expected.dtype), expected)
-    if different:
+    off, is_different = gap(logits.detach().to(expected.dtype), expected)
+    if is_different:
         raise TracingError(
             f"{model.name}: with its adapters and hooks merged into its layers logits differ by {off:.1e}; merge them "
             "before explaining"
@@ -111,62 +166,60 @@ def refuse_not_finite(model: VisionModel, logits: Tensor) -> None:
         raise ModelError(f"{model.name} gives logits that are not finite for {rows} of {len(logits)} images")
 
 
-def _refuse_unattended(model: VisionModel, ask: Pass) -> None:
-    if model.attention != "global" and any(keep.point in GLOBAL_POINTS for keep in ask.records):
-        where = {"windowed": "attends inside windows", "none": "has no attention"}[model.attention]
-        raise ModelError(f"{model.name} {where}: a method that follows attention between all tokens does not apply")
-    if model.attention != "windowed" and any(keep.point == "window_weights" for keep in ask.records):
+def _refuse_without_attention(model: VisionModel, pass_: Pass) -> None:
+    points = {record.point for record in pass_.records}
+    if model.attention != "global" and not points.isdisjoint(GLOBAL_POINTS):
+        what = {"windowed": "attends inside windows", "none": "has no attention"}[model.attention]
+        raise ModelError(f"{model.name} {what}: a method that follows attention between all tokens does not apply")
+    if model.attention != "windowed" and "window_weights" in points:
         raise ModelError(f"{model.name} has no windows")
 
 
-def _forward(model: VisionModel, inputs: Tensor, ask: Pass, observer: Observer) -> tuple[Tensor, Tensor | None]:
-    """Return the logits and the tensor at which the backward ends."""
-    first = ask.first(model.depth)
-    if ask.composite.propagates == "relevance":
-        inputs = inputs.double()
-    root: Tensor | None = None
-    with observer if observer.needed else nullcontext():
-        if ask.backward and first < 0:
-            inputs = root = inputs.requires_grad_()
-            observer.note("pixels", 0, inputs)
-        with torch.set_grad_enabled(root is not None):
-            tokens = model.embed(inputs)
-        for layer in range(model.depth):
-            if layer == first:
-                tokens = root = tokens.detach().requires_grad_()
-            with torch.set_grad_enabled(root is not None):
-                observer.note("resid_pre", layer, tokens)
-                with observer.inside(layer):
-                    tokens = model.forward_block(layer, tokens)
-                observer.note("resid_post", layer, tokens)
-        if ask.backward and root is None:  # only the head needs a gradient
-            tokens = root = tokens.detach().requires_grad_()
-        with torch.set_grad_enabled(root is not None), observer.inside(None):
-            logits = model.forward_head(tokens)
-    return logits, root
+# -- patched forwards: what would the model say if this had another output? ---------------------------------------
 
 
-def _scored(target: Target, logits: Tensor) -> Tensor:
-    """Return something whose slope at each logit is the slope of the target's score times that logit."""
-    known = logits.detach().requires_grad_()
-    score = target.score(known.clone())  # a function of the user's own may write into what it gets
-    if not score.requires_grad:
-        return score
-    (slope,) = torch.autograd.grad(score.sum(), known)
-    shares = torch.where(slope == 0, 0.0, slope * logits.detach())  # a class that is shut out has minus infinity
-    return (logits * shares).sum(dim=1)
+def logits_with_patches(
+    model: VisionModel, tokens: Tensor, first: int, point: str, patches: Mapping[int, Patch], half: bool = False
+) -> Tensor:
+    """Return the logits of tokens that enter block ``first``, with one hook point of several blocks patched.
+
+    ``resid_pre`` of the layer after the last block is what the head gets. ``attn_weights`` are written out in the
+    patched blocks. Evaluation mode, the model's own precision or, with ``half``, float16 where torch holds that safe;
+    gradients as the surroundings say.
+    """
+    model = model.shared_copy()
+    plan = CompiledPass(model, patches=patches if point == "attn_weights" else {})
+    interceptor = OpInterceptor(plan, Recorder(plan))
+
+    def stream(at: str, layer: int, tokens: Tensor) -> Tensor:
+        return patches[layer](tokens) if at == point and layer in patches else tokens
+
+    with torch.autocast(tokens.device.type, torch.float16 if half else None, enabled=half):
+        for layer in range(first, model.depth):
+            tokens = stream("resid_pre", layer, tokens)
+            with ExitStack() as stack:
+                if point == "attn_weights" and layer in patches:
+                    stack.enter_context(interceptor)
+                    stack.enter_context(interceptor.inside(layer))
+                elif not point.startswith("resid") and layer in patches:
+                    stack.enter_context(patched_output(model, layer, point, patches[layer]))
+                tokens = model.forward_block(layer, tokens)
+            tokens = stream("resid_post", layer, tokens)
+        return model.forward_head(stream("resid_pre", model.depth, tokens))
 
 
-def _backward(model: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
-    if not score.requires_grad:
-        raise TracingError(f"{model.name}: the target does not depend on the tokens")
-    torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
+@contextmanager
+def patched_output(model: VisionModel, layer: int, point: str, patch: Patch) -> Iterator[None]:
+    """Inside, ``norm1``, ``attn``, ``norm2`` or ``mlp`` of a block gives the patched output; outside, its own again.
 
+    One module may be several blocks, so this is for the time that one of them runs, and for modules of a shared copy.
+    """
 
-def _union(keeps: Iterable[Record]) -> tuple[Record, ...]:
-    united: dict[tuple[object, ...], Record] = {}
-    for keep in keeps:
-        known = united.get(keep.key)
-        layers = sorted({*keep.layers, *(known.layers if known else ())})
-        united[keep.key] = replace(keep, layers=tuple(layers))
-    return tuple(united.values())
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return patch(output) if isinstance(output, Tensor) else (patch(output[0]), *output[1:])
+
+    handle = model.hook_point(layer, point).register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

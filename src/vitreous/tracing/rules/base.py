@@ -1,11 +1,10 @@
-"""The table: which rule each kind of operation follows, in terms of which quantity.
+"""The words of rules: the kinds of operations there are, calls of them, rules for them, and composites of rules.
 
-What flows backward is a *gradient*, perhaps a modified one (operations without a rule have their own), or *relevance*,
-which every operation hands on by a rule: there, an operation without one is an error and not a gradient in disguise.
+A composite says what flows backward: a *gradient*, perhaps a modified one (operations without a rule have their own),
+or *relevance*, which every operation hands on by a rule; there, an operation without one is an error and not a gradient
+in disguise.
 
-Relevance: what every operation hands on by a rule, in float64 whatever the model's dtype.
-
-Such a pass runs wholly in float64, the forward too, with the model's own weights. Published rules divide by
+A walk of relevance runs wholly in float64, the forward too, with the model's own weights. Published rules divide by
 numbers near zero, which magnifies the rounding of float32 until other patches come first: on real weights a walk in
 float64 over activations of a forward in float32 is hardly better than the same in float32 throughout.
 """
@@ -18,28 +17,77 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitreous.errors import TracingError
 from vitreous.models import VisionModel
-from vitreous.tracing.intercept import KINDS
 
-__all__ = [
-    "AttentionRule",
-    "Back",
-    "CURRENCIES",
-    "Call",
-    "Flows",
-    "GRADIENT",
-    "RelevanceRule",
-    "Rule",
-    "Composite",
-    "carry",
-    "flowing",
-    "own",
-    "stabilised",
-]
+# -- operations ----------------------------------------------------------------------------------------------------
 
-CURRENCIES = ("gradient", "relevance")
+KINDS = (
+    "linear", "conv", "matmul", "add", "product", "mean", "softmax", "norm", "activation", "gate", "attention",
+    "embedding", "batch_norm", "max_pool",
+)  # fmt: skip
+"""What a rule can be given for. ``gate`` is an activation that weighs another branch of a gated MLP, ``embedding`` a
+linear layer or convolution before the first block, or the first layer of a network without patches
+(``VisionModel.has_patch_embedding``); which of these an operation is depends on where it runs. A fused ``attention`` is
+made of two ``matmul`` and a ``softmax``. ``product`` is number by number, also by a constant or by the inverse of a
+vector's length; a ``mean`` is also one over a window."""
+
+LAYER_NORMS = (F.layer_norm, torch.layer_norm)
+RMS_NORMS = (F.rms_norm, torch.rms_norm)
+NORMS = (*LAYER_NORMS, *RMS_NORMS)
+RELUS = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
+LENGTHS = (torch.norm, Tensor.norm, torch.linalg.vector_norm)
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "linear": (F.linear,),
+    "conv": (F.conv2d, torch.conv2d),
+    "matmul": (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    "add": (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__),
+    "product": (torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__, torch.neg,
+                Tensor.neg, Tensor.__neg__, torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__,
+                Tensor.__itruediv__, F.normalize),
+    "mean": (torch.mean, Tensor.mean, F.avg_pool2d, F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+    "max_pool": (F.max_pool2d, torch.max_pool2d),
+    "batch_norm": (F.batch_norm, torch.batch_norm),
+    "softmax": (F.softmax, torch.softmax, Tensor.softmax),
+    "norm": (*NORMS, *LENGTHS),
+    "activation": (F.gelu, F.silu, *RELUS, *SIGMOIDS),
+    "attention": (F.scaled_dot_product_attention, F.multi_head_attention_forward),
+}  # fmt: skip
+OPERATIONS: dict[Callable[..., Any], str] = {func: kind for kind, funcs in _FUNCTIONS.items() for func in funcs}
+"""Torch function to kind: the one table of what a vision model computes."""
+
+CASTS = frozenset(("to", "type", "type_as", "float", "double", "half", "bfloat16"))
+"""Functions that may change the dtype."""
+_MOVES = """
+view view_as reshape reshape_as transpose permute movedim swapaxes flatten unflatten unsqueeze squeeze expand expand_as
+repeat repeat_interleave contiguous clone detach chunk split unbind __getitem__ narrow select index_select gather cat
+concat stack flip roll pad t dropout requires_grad_ __get__
+"""
+_CARRIERS = CASTS | frozenset(_MOVES.split())
+
+
+def is_carrier(func: Any) -> bool:
+    """Whether a function only moves numbers: what flows backward through it is neither made nor lost."""
+    return getattr(func, "__name__", "") in _CARRIERS
+
+
+def keeps_values(func: Any) -> bool:
+    """Whether a function gives numbers back as they are, and where they are: a cast, or dropout in evaluation mode."""
+    return getattr(func, "__name__", "") in (*CASTS, "dropout", "contiguous", "clone", "detach")
+
+
+def to_float64(value: Any) -> Any:
+    """Return a tensor of floating point in float64, also inside lists and tuples; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    return type(value)(to_float64(item) for item in value) if type(value) in (list, tuple) else value
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,9 +102,40 @@ class Call:
     layer: int | None = None
     """The block; ``None`` in the embedding and in the head."""
 
-    def plain(self) -> Any:
+    def run(self) -> Any:
         """Return what the model itself would have got."""
         return self.func(*self.args, **self.kwargs)
+
+    def bind(self, *names: str) -> dict[str, Any]:
+        """Return the arguments by name; ``names`` are those of the function's parameters, in order."""
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """The tensors that something flows back to."""
+        if not torch.is_grad_enabled():
+            return []
+        values = (*self.args, *self.kwargs.values())
+        return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+
+    def value(self) -> Tensor:
+        """Return what the model itself would have computed, without a graph; nothing is changed in place."""
+
+        def detached(value: Any) -> Any:
+            return value.detach().clone() if isinstance(value, Tensor) and value.requires_grad else value
+
+        with torch.no_grad():
+            kwargs = {name: detached(value) for name, value in self.kwargs.items()}
+            return self.func(*map(detached, self.args), **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self.func, "__name__", self.kind)
+
+    @property
+    def model_name(self) -> str:
+        return "this model" if self.model is None else self.model.name
 
 
 class Rule:
@@ -90,12 +169,16 @@ class AttentionRule(Rule):
         raise TracingError(f"the rule {type(self).__name__} does not say what attention does")
 
 
+_QUANTITIES = ("gradient", "relevance")
+
+
 @dataclass(frozen=True)
 class Composite:
-    """A frozen, hashable table: passes with equal tables are one pass.
+    """A frozen, hashable table *operation to rule*: passes with equal tables are one pass.
 
-    A walk starts with the slope of the score at each logit; where it is ``scored``, with that times the logit, which is
-    what a logit adds to the score. Rules divide by an output: from one, a logit below zero would turn every sign.
+    A walk of relevance starts with the slope of the score at each logit; where it is ``scored``, with that times the
+    logit, which is what a logit adds to the score. Rules divide by an output: from one, a logit below zero would turn
+    every sign.
     """
 
     table: tuple[tuple[str, Rule], ...] = ()
@@ -103,20 +186,20 @@ class Composite:
     scored: bool = False
 
     def __post_init__(self) -> None:
-        if self.propagates not in CURRENCIES:
-            raise TracingError(f"unknown quantity {self.propagates!r}; known: {', '.join(CURRENCIES)}")
-        unknown = [kind for kind, _ in self.table if kind not in KINDS]
+        if self.propagates not in _QUANTITIES:
+            raise TracingError(f"unknown quantity {self.propagates!r}; known: {', '.join(_QUANTITIES)}")
+        unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown:
             raise TracingError(f"no operation is of the kind {unknown[0]!r}; known: {', '.join(KINDS)}")
 
     @classmethod
     def of(cls, propagates: str = "gradient", scored: bool = False, **rules: Rule) -> Composite:
-        """Return a table: ``Composite.of(norm=…, attention=…)``."""
-        return cls(tuple(sorted(rules.items(), key=lambda pair: pair[0])), propagates, scored)
+        """Return a composite: ``Composite.of(norm=…, attention=…)``."""
+        return cls(tuple(sorted(rules.items())), propagates, scored)
 
     def get(self, kind: str) -> Rule | None:
         """Return the rule of a kind of operation."""
-        return next((rule for each, rule in self.table if each == kind), None)
+        return dict(self.table).get(kind)
 
     def __bool__(self) -> bool:
         return bool(self.table) or self.propagates != "gradient"
@@ -129,26 +212,28 @@ class Composite:
 GRADIENT = Composite()
 """Gradients as they are."""
 
+# -- relevance -----------------------------------------------------------------------------------------------------
+
 Back = Callable[[Tensor], Sequence["Tensor | None"]]
 """``relevance of the output -> relevance of every operand``, in float64."""
 
 
 class RelevanceRule(Rule):
-    """A rule that says how the relevance of an output is shared among the operands that flow."""
+    """A rule that says how the relevance of an output is shared among the operands that it can reach."""
 
     def __call__(self, call: Call) -> Any:
-        operands = flowing(call)
+        operands = call.operands
         if not operands:
-            return call.plain()
-        out = own(call)
-        return carry(out, operands, self.back(call, operands, out))
+            return call.run()
+        out = call.value()
+        return with_backward(out, operands, self.back(call, operands, out))
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         """Return how relevance goes from the value ``out`` to these operands."""
         raise TracingError(f"the rule {type(self).__name__} does not say what a {call.kind} does")
 
 
-class _Carry(torch.autograd.Function):
+class _WithBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, back: Back, out: Tensor, *operands: Tensor) -> Tensor:
         ctx.back, ctx.shapes = back, [operand.shape for operand in operands]
@@ -156,35 +241,14 @@ class _Carry(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
-        shares = ctx.back(flows[0])
-        pairs = zip(shares, ctx.shapes, strict=True)
+        pairs = zip(ctx.back(flows[0]), ctx.shapes, strict=True)
         return None, None, *(None if share is None else share.sum_to_size(shape) for share, shape in pairs)
 
 
-def carry(out: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
+def with_backward(out: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
     """Return the value ``out`` as a function of the operands, whose backward shares relevance out."""
-    made: Tensor = _Carry.apply(back, out, *operands)
-    return made
-
-
-def flowing(call: Call) -> list[Tensor]:
-    """Return the operands of a call that relevance can reach."""
-    given = [*call.args, *call.kwargs.values()]
-    return (
-        [each for each in given if isinstance(each, Tensor) and each.requires_grad] if torch.is_grad_enabled() else []
-    )
-
-
-def own(call: Call) -> Tensor:
-    """Return what the model itself would have computed; nothing is changed in place."""
-
-    def plain(value: Any) -> Any:
-        return value.detach().clone() if isinstance(value, Tensor) and value.requires_grad else value
-
-    with torch.no_grad():
-        args = [plain(arg) for arg in call.args]
-        out: Tensor = call.func(*args, **{name: plain(each) for name, each in call.kwargs.items()})
-    return out
+    result: Tensor = _WithBackward.apply(back, out, *operands)
+    return result
 
 
 def stabilised(value: Tensor, eps: float) -> Tensor:

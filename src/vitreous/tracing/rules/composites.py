@@ -1,10 +1,9 @@
-"""Tables of relevance rules from words: ``"linear=gamma:0.25, patch=zbox, norm=identity"``, ``"epsilon_plus"``.
+"""Composites of relevance rules from words: ``"linear=gamma:0.25, patch=zbox, norm=identity"``, ``"epsilon_plus"``.
 
-The relevance rules of Chefer et al. (CVPR 2021), as their released layers have them.
-
-``S(a, b) = a / (b + 1e-9)``, and 0 where b is 0: the stabiliser does not follow the sign of b, so denominators near
--1e-9 blow up; that is why these walks are in float64. ``ORIGINAL`` are the layers behind "partial" and "full LRP": each
-sign group of a linear layer gets the whole relevance, so that it grows from layer to layer, and sums are not rescaled.
+And those of Chefer et al. (CVPR 2021), as their released layers have them. ``S(a, b) = a / (b + 1e-9)``, and 0 where b
+is 0: the stabiliser does not follow the sign of b, so denominators near -1e-9 blow up; that is why these walks are in
+float64. ``ORIGINAL`` are the layers behind "partial" and "full LRP": each sign group of a linear layer gets the whole
+relevance, so that it grows from layer to layer, and sums are not rescaled.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpecError
-from vitreous.tracing.rules.base import Back, Call, Composite, RelevanceRule, Rule, flowing
+from vitreous.tracing.rules.base import NORMS, Back, Call, Composite, RelevanceRule, Rule
 from vitreous.tracing.rules.gradient import Hold
 from vitreous.tracing.rules.lrp import (
-    NORMS,
     AlphaBeta,
     Epsilon,
     Factors,
@@ -39,59 +37,42 @@ from vitreous.tracing.rules.lrp import (
     Winner,
     WSquare,
     ZBox,
+    signs,
     summands,
 )
 
-__all__ = [
-    "COMPOSITES",
-    "DEFAULTS",
-    "ORIGINAL",
-    "OURS",
-    "VOCABULARY",
-    "composed",
-    "safe",
-]
-
-Made = Callable[[float | None], Rule]
+# -- from words ----------------------------------------------------------------------------------------------------
 
 
-def _epsilon(size: float | None) -> Rule:
-    return Epsilon() if size is None else Epsilon(size)
+def _sized(rule: Callable[[float], Rule], default: float) -> Callable[[float | None], Rule]:
+    return lambda size: rule(default if size is None else size)
 
 
-def _gamma(size: float | None) -> Rule:
-    return Gamma() if size is None else Gamma(size)
+def _unsized(rule: Rule) -> Callable[[float | None], Rule]:
+    return lambda _: rule
 
 
-def _alphabeta(alpha: float | None) -> Rule:
-    return AlphaBeta() if alpha is None else AlphaBeta(alpha, alpha - 1)
-
-
-_LAYERS: dict[str, Made] = {
-    "epsilon": _epsilon,
-    "gamma": _gamma,
-    "zplus": lambda _: AlphaBeta(1.0, 0.0),
-    "alphabeta": _alphabeta,
-    "flat": lambda _: Flat(),
-    "wsquare": lambda _: WSquare(),
+_LAYERS = {
+    "epsilon": _sized(Epsilon, Epsilon.eps),
+    "gamma": _sized(Gamma, Gamma.gamma),
+    "zplus": _unsized(AlphaBeta(1.0, 0.0)),
+    "alphabeta": _sized(lambda alpha: AlphaBeta(alpha, alpha - 1), AlphaBeta.alpha),
+    "flat": _unsized(Flat()),
+    "wsquare": _unsized(WSquare()),
 }
-VOCABULARY: dict[str, Mapping[str, Made]] = {
+_IDENTITY = _unsized(Identity())
+VOCABULARY: dict[str, Mapping[str, Callable[[float | None], Rule]]] = {
     "linear": _LAYERS,
     "conv": _LAYERS,
-    "patch": {**_LAYERS, "zbox": lambda _: ZBox()},
-    "norm": {"identity": lambda _: Identity(), "epsilon": lambda size: NormShare(1e-6 if size is None else size)},
-    "batchnorm": {"identity": lambda _: Identity(), "epsilon": lambda size: MeanShare(1e-6 if size is None else size)},
-    "activation": {"identity": lambda _: Identity()},
-    "attention": {
-        "epsilon": lambda size: ValueAttention(1e-6 if size is None else size),
-        "uniform": lambda _: UniformAttention(),
-    },
-    "residual": {
-        "epsilon": lambda size: SumShare(1e-6 if size is None else size),
-        "uniform": lambda _: SumShare(uniform=True),
-    },
+    "patch": {**_LAYERS, "zbox": _unsized(ZBox())},
+    "norm": {"identity": _IDENTITY, "epsilon": _sized(NormShare, 1e-6)},
+    "batchnorm": {"identity": _IDENTITY, "epsilon": _sized(MeanShare, 1e-6)},
+    "activation": {"identity": _IDENTITY},
+    "attention": {"epsilon": _sized(ValueAttention, 1e-6), "uniform": _unsized(UniformAttention())},
+    "residual": {"epsilon": _sized(SumShare, 1e-6), "uniform": _unsized(SumShare(uniform=True))},
 }
 """Place to rule: what relevance can be told to do there."""
+_SIZED = ("epsilon", "gamma", "alphabeta")
 
 DEFAULTS = {
     "linear": "gamma:0.05",
@@ -105,66 +86,65 @@ DEFAULTS = {
 }
 """One point of the grid that the authors of AttnLRP search for vision transformers."""
 
-
-def _composite(conv: str, first: str) -> dict[str, str]:
-    return {**DEFAULTS, "linear": "epsilon", "conv": conv, "patch": first}
-
-
 COMPOSITES = {
-    "epsilon_plus": _composite("zplus", "zplus"),
-    "epsilon_plus_flat": _composite("zplus", "flat"),
-    "epsilon_alpha2_beta1": _composite("alphabeta:2", "alphabeta:2"),
-    "epsilon_alpha2_beta1_flat": _composite("alphabeta:2", "flat"),
+    name: {**DEFAULTS, "linear": "epsilon", "conv": conv, "patch": patch}
+    for name, conv, patch in (
+        ("epsilon_plus", "zplus", "zplus"),
+        ("epsilon_plus_flat", "zplus", "flat"),
+        ("epsilon_alpha2_beta1", "alphabeta:2", "alphabeta:2"),
+        ("epsilon_alpha2_beta1_flat", "alphabeta:2", "flat"),
+    )
 }
-"""The usual tables for convolutional networks: linear layers, convolutions, and the first layer each have their own."""
-_SIZED = ("epsilon", "gamma", "alphabeta")
+"""Those of convolutional networks: linear layers, convolutions, and the first layer each have their own rule."""
 
 
-def composed(text: str, usual: Mapping[str, str] = DEFAULTS) -> Composite:
-    """Return the table that a text of ``place=rule`` or ``place=rule:size`` means; other places have what is usual.
+def composed(text: str, defaults: Mapping[str, str] = DEFAULTS) -> Composite:
+    """Return the composite that a text of ``place=rule`` or ``place=rule:size`` means; other places have the defaults.
 
-    A text may begin with the name of a composite, which then is what is usual. Without one, convolutions follow
-    ``linear`` where nothing else is told.
+    A text may begin with the name of a composite, which then are the defaults. Without one, convolutions follow
+    ``linear`` where nothing else is given.
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    named = bool(parts) and parts[0] in COMPOSITES
-    usual = COMPOSITES[parts.pop(0)] if named else usual
-    told: dict[str, str] = {}
-    for part in parts:
-        place, _, word = (each.strip() for each in part.partition("="))
-        if place not in VOCABULARY or not word:
-            known = f"one of {', '.join(VOCABULARY)}, or begin with one of {', '.join(COMPOSITES)}"
-            raise SpecError(f"rules={part!r}: write place=rule with {known}")
-        told[place] = word
-    if "linear" in told and not named:
-        told = {"conv": told["linear"], **told}
-    chosen = {place: _rule(place, word) for place, word in {**usual, **told}.items()}
-    held = isinstance(chosen["attention"], ValueAttention)
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    is_named = bool(words) and words[0] in COMPOSITES
+    defaults = COMPOSITES[words.pop(0)] if is_named else defaults
+    given = dict(map(_parse_word, words))
+    if "linear" in given and not is_named:
+        given = {"conv": given["linear"], **given}
+    rules = {place: _rule(place, word) for place, word in {**defaults, **given}.items()}
+    is_held = isinstance(rules["attention"], ValueAttention)
     return Composite.of(
         "relevance",
         scored=True,
-        linear=chosen["linear"],
-        conv=chosen["conv"],
-        embedding=chosen["patch"],
-        norm=chosen["norm"],
-        batch_norm=Folded(chosen["batchnorm"]),
-        activation=chosen["activation"],
-        gate=chosen["activation"],
-        attention=chosen["attention"],
-        softmax=Hold() if held else Identity(),
+        linear=rules["linear"],
+        conv=rules["conv"],
+        embedding=rules["patch"],
+        norm=rules["norm"],
+        batch_norm=Folded(rules["batchnorm"]),
+        activation=rules["activation"],
+        gate=rules["activation"],
+        attention=rules["attention"],
+        softmax=Hold() if is_held else Identity(),
         matmul=Halves(),
-        add=chosen["residual"],
+        add=rules["residual"],
         product=Factors(),
         mean=MeanShare(),
         max_pool=Winner(),
     )
 
 
+def _parse_word(text: str) -> tuple[str, str]:
+    place, _, word = (part.strip() for part in text.partition("="))
+    if place not in VOCABULARY or not word:
+        places = f"one of {', '.join(VOCABULARY)}, or begin with one of {', '.join(COMPOSITES)}"
+        raise SpecError(f"rules={text!r}: write place=rule with {places}")
+    return place, word
+
+
 def _rule(place: str, word: str) -> Rule:
     name, _, size = word.partition(":")
-    known = VOCABULARY[place]
-    if name not in known:
-        raise SpecError(f"rules: {place}={word} is not one of {', '.join(known)}")
+    rules = VOCABULARY[place]
+    if name not in rules:
+        raise SpecError(f"rules: {place}={word} is not one of {', '.join(rules)}")
     if size and name not in _SIZED:
         raise SpecError(f"rules: {place}={word}, but {name} has no size")
     try:
@@ -174,7 +154,10 @@ def _rule(place: str, word: str) -> Rule:
     least = 1.0 if name == "alphabeta" else 0.0
     if number is not None and not least <= number < float("inf"):
         raise SpecError(f"rules: {place}={word} must have a size of at least {least:g}")
-    return known[name](number)
+    return rules[name](number)
+
+
+# -- Chefer et al. -------------------------------------------------------------------------------------------------
 
 
 def safe(a: Tensor, b: Tensor) -> Tensor:
@@ -191,8 +174,7 @@ class SignSplit(LinearRule):
     apart: bool = False
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        up, down = x.clamp(min=0), x.clamp(max=0)
-        plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
+        (up, down), (plus, minus) = signs(x), signs(op.weight)
         one, other = op.forward(up, plus), op.forward(down, minus)
         if self.apart:
             return up * op.back(safe(flow, one), plus) + down * op.back(safe(flow, other), minus)
@@ -210,10 +192,10 @@ class StreamNorm(Identity):
     def __call__(self, call: Call) -> Any:
         out = super().__call__(call)
         if call.layer is not None:
-            meeting = [each for each in flowing(call) if call.func in NORMS]
+            streams = call.operands if call.func in NORMS else []
         else:
-            meeting = [out] if out.requires_grad else []
-        for stream in meeting:
+            streams = [out] if out.requires_grad else []
+        for stream in streams:
             value = stream.detach()
             stream.register_hook(lambda flow, value=value: value * safe(flow, value))  # type: ignore[no-untyped-call]
         return out
@@ -230,19 +212,18 @@ class Add(RelevanceRule):
     rescaled: bool = False
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        both = summands(call)
-        parts = [each.detach() if isinstance(each, Tensor) else each for each in both]
-        flows = [any(each is operand for operand in operands) for each in both]
+        parts = [part.detach() if isinstance(part, Tensor) else part for part in summands(call)]
+        is_reached = [any(part is operand for operand in operands) for part in summands(call)]
 
         def back(flow: Tensor) -> list[Tensor]:
             s = safe(flow, out)
             shares = [part * s for part in parts]
             if self.rescaled:
-                sums, there = [_of_image(share) for share in shares], _of_image(flow)
+                sums, total = [_of_image(share) for share in shares], _of_image(flow)
                 size = sums[0].abs() + sums[1].abs()
-                wanted = [safe(each.abs(), size) * there for each in sums]
+                wanted = [safe(part.abs(), size) * total for part in sums]
                 shares = [share * safe(*pair) for share, *pair in zip(shares, wanted, sums, strict=True)]
-            return [share for share, wanted in zip(shares, flows, strict=True) if wanted]
+            return [share for share, reached in zip(shares, is_reached, strict=True) if reached]
 
         return back
 
@@ -270,7 +251,7 @@ class SafeMean(MeanShare):
         return safe(flow, z)
 
 
-def _table(apart: bool) -> Composite:
+def _chefer(apart: bool) -> Composite:
     return Composite.of(
         "relevance",
         linear=SignSplit(apart),
@@ -288,5 +269,5 @@ def _table(apart: bool) -> Composite:
     )
 
 
-OURS = _table(apart=False)
-ORIGINAL = _table(apart=True)
+OURS = _chefer(apart=False)
+ORIGINAL = _chefer(apart=True)

@@ -1,25 +1,20 @@
-"""The frozen network: attention weights, LayerNorm deviations and activation gates held at their forward values.
+"""Rules that change a gradient and leave every forward value as it is, bit for bit.
 
-The LayerNorm mean stays in the graph. That network is affine, and input times its gradient is DecompX without bias,
-from every start layer at once (``methods/decomposition.py``). Forward values are the model's own, bit for bit.
+The linearized network holds attention weights, LayerNorm deviations and activation gates at their forward values; the
+LayerNorm mean stays in the graph. That network is affine, and input times its gradient is DecompX without bias, from
+every start layer at once (``methods/decomposition.py``).
 
-Relevance as input times a modified gradient: tables for conservative LRP and AttnLRP.
-
-Both equal explicit relevance rules in the limit of a vanishing stabiliser, and need no denominator at all, so that they
-run in the model's own dtype at the price of a backward.
-
-Guided backpropagation: at a ReLU only what is positive goes on, in the forward and in the backward.
-
-DeepLift's rescale rule: what is not linear hands on the slope between an image and a reference.
-
-The reference is the last row of every batch (``models.BesideView``). With the multiplier ``m = (y - y0) / (x - x0)`` in
-the place of a slope, the gradient times ``x - x0`` sums to the difference in score, as far as all else is linear.
+Conservative LRP and AttnLRP are input times gradient under such rules too: they equal explicit relevance rules in the
+limit of a vanishing stabiliser and need no denominator at all, so that they run in the model's own dtype at the price
+of a backward. So do guided backpropagation and DeepLift's rescale rule, whose reference is the last row of every batch
+(``models.ReferenceModel``): with the multiplier ``m = (y - y0) / (x - x0)`` in the place of a slope, the gradient times
+``x - x0`` sums to the difference in score, as far as all else is linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -27,21 +22,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.tracing.intercept import IN_PLACE, RELUS
-from vitreous.tracing.rules.base import AttentionRule, Call, Composite, Flows, Rule, flowing
-
-__all__ = [
-    "ATTNLRP",
-    "LINEARIZED",
-    "GUIDED",
-    "Guided",
-    "Hold",
-    "HoldAttention",
-    "HoldDeviation",
-    "HoldGate",
-    "RESCALE",
-    "conservative",
-]
+from vitreous.tracing.rules.base import (
+    LAYER_NORMS,
+    NORMS,
+    RELUS,
+    SIGMOIDS,
+    AttentionRule,
+    Call,
+    Composite,
+    Flows,
+    Rule,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Hold(Rule):
 
     def __call__(self, call: Call) -> Any:
         with torch.no_grad():
-            return call.plain()
+            return call.run()
 
 
 @dataclass(frozen=True)
@@ -71,11 +62,7 @@ class HoldDeviation(Rule):
     mean: bool = False
 
     def __call__(self, call: Call) -> Any:
-        if call.func in (F.layer_norm, torch.layer_norm):
-            return _layer_norm(self.mean, *call.args, **call.kwargs)
-        if call.func in (F.rms_norm, torch.rms_norm):
-            return _rms_norm(*call.args, **call.kwargs)
-        return call.plain().detach()
+        return frozen_norm(call, mean=self.mean) if call.func in NORMS else call.run().detach()
 
 
 @dataclass(frozen=True)
@@ -85,28 +72,21 @@ class HoldGate(Rule):
     def __call__(self, call: Call) -> Any:
         if call.func in (F.gelu, F.silu):
             with torch.no_grad():
-                out: Tensor = call.plain()
+                out: Tensor = call.run()
             return FrozenGate.apply(call.args[0] if call.args else call.kwargs["input"], out)
-        plain = call.plain()
-        return plain if call.func in RELUS else plain.detach()
+        out = call.run()
+        return out if call.func in RELUS else out.detach()
 
 
-def _layer_norm(
-    held_mean: bool,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *_: Any,
-) -> Any:
-    return FrozenLayerNorm.apply(input, tuple(normalized_shape), weight, bias, eps, held_mean)
-
-
-def _rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Any:
-    return FrozenRMSNorm.apply(input, tuple(normalized_shape), weight, eps)
+def frozen_norm(call: Call, x: Tensor | None = None, mean: bool = False) -> Tensor:
+    """Return a norm of its input, or of x in its place, whose deviation (and perhaps mean) is a constant."""
+    is_layer_norm = call.func in LAYER_NORMS
+    names = ("input", "normalized_shape", "weight", *(("bias",) if is_layer_norm else ()), "eps")
+    bound = call.bind(*names)
+    x, shape, weight = bound["input"] if x is None else x, tuple(bound["normalized_shape"]), bound.get("weight")
+    if is_layer_norm:
+        return FrozenLayerNorm.apply(x, shape, weight, bound.get("bias"), bound.get("eps", 1e-5), mean)  # type: ignore[no-any-return]
+    return FrozenRMSNorm.apply(x, shape, weight, bound.get("eps"))  # type: ignore[no-any-return]
 
 
 class FrozenLayerNorm(torch.autograd.Function):
@@ -173,10 +153,15 @@ class FrozenGate(torch.autograd.Function):
         return grads[0] * ctx.saved_tensors[0], None
 
 
-LINEARIZED = Composite.of(
-    attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(), activation=HoldGate(), gate=Hold()
-)
-"""The frozen network of DecompX, as a table."""
+def conservative(gate: bool, mean: bool) -> Composite:
+    """Return conservative propagation: attention and deviations held, perhaps gates of activations, and means too."""
+    held = Composite.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(mean))
+    gates = (("activation", HoldGate()), ("gate", Hold())) if gate else ()
+    return Composite(tuple(sorted(held.table + gates)))
+
+
+LINEARIZED = conservative(gate=True, mean=False)
+"""The network of DecompX: affine, with the gates, weights and deviations of the forward."""
 
 
 class _Scaled(torch.autograd.Function):
@@ -195,8 +180,8 @@ class HalfGradient(Rule):
     """A product of two factors that flow hands half of the gradient to each: what it says is counted once."""
 
     def __call__(self, call: Call) -> Any:
-        out = call.plain()
-        return _Scaled.apply(out, 0.5) if len(flowing(call)) > 1 else out
+        out = call.run()
+        return _Scaled.apply(out, 0.5) if len(call.operands) > 1 else out
 
 
 @dataclass(frozen=True)
@@ -225,31 +210,25 @@ ATTNLRP = Composite.of(
 """AttnLRP: activations by their frozen gate, norms by their frozen deviation, products by halves, softmax as it is."""
 
 
-def conservative(gate: bool, mean: bool) -> Composite:
-    """Return conservative propagation: attention and deviations held, perhaps gates of activations, and means too."""
-    held = Composite.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(mean))
-    gates = Composite.of(activation=HoldGate(), gate=Hold())
-    return Composite(tuple(sorted(held.table + gates.table, key=lambda pair: pair[0]))) if gate else held
-
-
-_GATES = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
-
-
 @dataclass(frozen=True)
 class Guided(Rule):
     """``dx = [x > 0] (dy)+`` at a ReLU. A sigmoid that weighs channels keeps its gradient; others have no such rule."""
 
     def __call__(self, call: Call) -> Any:
-        if call.func in _GATES:
-            return call.plain()
+        if call.func in SIGMOIDS:
+            return call.run()
         if call.func not in RELUS:
-            name = call.model.name if call.model is not None else "this model"
             raise ModelError(
                 f"guided backpropagation changes gradients at ReLUs only, so it would be the plain gradient at the "
-                f"{getattr(call.func, '__name__', 'activation')} of {name}; use saliency"
+                f"{call.name} of {call.model_name}; use saliency"
             )
-        given = [*call.args, *call.kwargs.values()]
-        return _Guided.apply(given[0], call.func in IN_PLACE or any(each is True for each in given[1:]))
+        return _Guided.apply(*relu_arguments(call))
+
+
+def relu_arguments(call: Call) -> tuple[Tensor, bool]:
+    """Return the input of a ReLU, and whether it is written over."""
+    x, *options = (*call.args, *call.kwargs.values())
+    return x, call.func in (torch.relu_, Tensor.relu_) or any(option is True for option in options)
 
 
 class _Guided(torch.autograd.Function):
@@ -273,8 +252,7 @@ GUIDED = Composite.of(activation=Guided(), gate=Guided())
 
 def refuse(call: Call, what: str) -> ModelError:
     """Say that something on the way is not linear and has no multiplier."""
-    name = call.model.name if call.model is not None else "this model"
-    why = f"so its map would not sum to the difference in score of {name}"
+    why = f"so its map would not sum to the difference in score of {call.model_name}"
     return ModelError(f"deeplift has rules for ReLUs only, and none for {what}, {why}; use integrated_gradients")
 
 
@@ -284,16 +262,15 @@ class RescaledReLU(Rule):
 
     def __call__(self, call: Call) -> Any:
         if call.func not in RELUS:
-            raise refuse(call, f"the {getattr(call.func, '__name__', 'activation')}")
-        given = [*call.args, *call.kwargs.values()]
-        return _Multiplied.apply(given[0], call.func in IN_PLACE or any(each is True for each in given[1:]))
+            raise refuse(call, f"the {call.name}")
+        return _Multiplied.apply(*relu_arguments(call))
 
 
 class _Multiplied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
-        out, way = x.relu(), x[:-1] - x[-1:]
-        slope = torch.where(way == 0, (x[:-1] > 0).to(x.dtype), (out[:-1] - out[-1:]) / way)
+        out, change = x.relu(), x[:-1] - x[-1:]
+        slope = torch.where(change == 0, (x[:-1] > 0).to(x.dtype), (out[:-1] - out[-1:]) / change)
         ctx.save_for_backward(slope)
         if in_place:
             ctx.mark_dirty(x)
@@ -320,11 +297,10 @@ class RescaledPool(Rule):
     first: bool = False
 
     def __call__(self, call: Call) -> Any:
-        names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-        if given.pop("return_indices", False):
+        options = call.bind("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        if options.pop("return_indices", False):
             raise refuse(call, "a pooling that tells where its numbers are from")
-        return _Pooled.apply(given.pop("input"), given, self.first)
+        return _Pooled.apply(options.pop("input"), options, self.first)
 
 
 class _Pooled(torch.autograd.Function):
@@ -338,12 +314,11 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, out = ctx.saved_tensors
-        flow, way, gain = grads[0][:-1], x[:-1] - x[-1:], out[:-1] - out[-1:]
-        how = ctx.options, ctx.first
-        gained = _to_largest(flow * gain.clamp(min=0), x[:-1], out[:-1], *how)
-        lost = _to_largest(flow * gain.clamp(max=0), x[-1:], out[-1:], *how)
-        plain = _to_largest(flow, x[:-1], out[:-1], *how)
-        slope = torch.where(way == 0, plain, (gained + lost) / way)
+        flow, change, gain = grads[0][:-1], x[:-1] - x[-1:], out[:-1] - out[-1:]
+        gained = _to_largest(flow * gain.clamp(min=0), x[:-1], out[:-1], ctx.options, ctx.first)
+        lost = _to_largest(flow * gain.clamp(max=0), x[-1:], out[-1:], ctx.options, ctx.first)
+        gradient = _to_largest(flow, x[:-1], out[:-1], ctx.options, ctx.first)
+        slope = torch.where(change == 0, gradient, (gained + lost) / change)
         return torch.cat([slope, torch.zeros_like(x[-1:])]), None, None
 
 
@@ -352,18 +327,17 @@ def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any],
 
     One step for each position inside a window: windows may overlap, those of one position do not.
     """
-    (height, width), (down, across) = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
-    step, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
-    rows, columns = ((count - 1) * each + 1 for count, each in zip(out.shape[2:], step, strict=True))
+    kernel, dilation = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
+    stride, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
+    spans = [(count - 1) * step + 1 for count, step in zip(out.shape[2:], stride, strict=True)]
     beyond = [  # how far the last window reaches: with ceil_mode further than the padding
-        max(padding[0], rows + (height - 1) * down - padding[0] - x.shape[2]),
-        max(padding[1], columns + (width - 1) * across - padding[1] - x.shape[3]),
+        max(padding[axis], spans[axis] + (kernel[axis] - 1) * dilation[axis] - padding[axis] - x.shape[2 + axis])
+        for axis in (0, 1)
     ]
     padded = F.pad(x, (padding[1], beyond[1], padding[0], beyond[0]), value=-torch.inf)
+    offsets = product(*(range(0, kernel[axis] * dilation[axis], dilation[axis]) for axis in (0, 1)))
     places = [
-        (..., slice(top, top + rows, step[0]), slice(left, left + columns, step[1]))
-        for top in range(0, height * down, down)
-        for left in range(0, width * across, across)
+        (..., slice(top, top + spans[0], stride[0]), slice(left, left + spans[1], stride[1])) for top, left in offsets
     ]
     largest = torch.stack([padded[place] == out for place in places])
     count = largest.cumsum(dim=0, dtype=torch.int32)
@@ -376,8 +350,7 @@ def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any],
 
 
 def _pair(option: Any) -> tuple[int, int]:
-    first, second = option if isinstance(option, tuple | list) else (option, option)
-    return int(first), int(second)
+    return (option, option) if isinstance(option, int) else tuple(option)
 
 
 @dataclass(frozen=True)
@@ -385,9 +358,9 @@ class OneFactor(Rule):
     """A product is linear as long as only one factor depends on the image."""
 
     def __call__(self, call: Call) -> Any:
-        if len(flowing(call)) > 1:
+        if len(call.operands) > 1:
             raise refuse(call, "a product of two factors that both depend on the image")
-        return call.plain()
+        return call.run()
 
 
 @dataclass(frozen=True)
@@ -395,7 +368,7 @@ class NoMultiplier(Rule):
     """Refuse what is not linear."""
 
     def __call__(self, call: Call) -> Any:
-        raise refuse(call, f"the {getattr(call.func, '__name__', call.kind)}")
+        raise refuse(call, f"the {call.name}")
 
 
 def _rules(first: bool) -> Composite:

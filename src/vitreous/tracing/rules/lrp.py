@@ -1,16 +1,12 @@
-"""Rules for what is linear: layers, convolutions, and products with a constant.
+"""Rules of relevance: how each operation shares the relevance of its output among its operands.
 
-``z = W x + b``; a rule says how the relevance R of z is shared among the numbers of x. ``W+`` and ``W-`` are the
-positive and negative parts, ``s`` the quotient of R and a denominator.
-
-Rules for what is not a layer: norms, activations, sums, products, attention.
-
-Relevance through what convolutional networks have beside their layers: batch norm and max pooling.
+A layer is ``z = W x + b``; its rule says how the relevance R of z is shared among the numbers of x. ``W+`` and ``W-``
+are the positive and negative parts, ``s`` the quotient of R and a denominator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,59 +17,59 @@ from torch.nn.grad import conv2d_input
 
 from vitreous.errors import TracingError
 from vitreous.tracing.rules.base import (
+    NORMS,
+    SIGMOIDS,
     AttentionRule,
     Back,
     Call,
     Flows,
     RelevanceRule,
     Rule,
-    carry,
-    flowing,
-    own,
     stabilised,
+    with_backward,
 )
-from vitreous.tracing.rules.gradient import FrozenLayerNorm, FrozenRMSNorm
+from vitreous.tracing.rules.gradient import frozen_norm
 
-__all__ = [
-    "AlphaBeta",
-    "Epsilon",
-    "Factors",
-    "Flat",
-    "Folded",
-    "Gamma",
-    "Halves",
-    "Identity",
-    "Layer",
-    "Linear",
-    "LinearRule",
-    "MeanShare",
-    "NORMS",
-    "NormShare",
-    "SumShare",
-    "UniformAttention",
-    "ValueAttention",
-    "WSquare",
-    "Winner",
-    "ZBox",
-    "summands",
-]
+_OPTIONS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+
+
+def linear_back(x: Tensor, function: Callable[[Tensor], Tensor], quotient: Callable[[Tensor, Tensor], Tensor]) -> Back:
+    """Return ``R -> x * J^T (R / z)`` for a function ``z`` of x with the Jacobian J."""
+
+    def back(flow: Tensor) -> tuple[Tensor]:
+        with torch.enable_grad():
+            leaf = x.clone().requires_grad_()
+            z = function(leaf)
+            (shares,) = torch.autograd.grad(z, leaf, quotient(flow, z.detach()))
+        return (x * shares,)
+
+    return back
+
+
+def function_of(call: Call, operand: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the call as a function of one of its operands."""
+
+    def function(x: Tensor) -> Tensor:
+        args = [x if arg is operand else arg for arg in call.args]
+        kwargs = {name: x if value is operand else value for name, value in call.kwargs.items()}
+        return call.func(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return function
 
 
 class Linear:
     """A linear operation without its bias: ``forward(x, W)``, and ``back(s, W)``, its transpose."""
 
     def __init__(self, call: Call, x: Tensor) -> None:
-        self.func, self.shape, args = call.func, x.shape, list(call.args)
-        names = ("input", "weight", "bias") if call.func is F.linear else _CONVOLUTION
-        given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **call.kwargs}
-        if given.get("padding") == "same":
+        self.func, self.shape = call.func, x.shape
+        self.arguments = call.bind("input", "weight", "bias", *_OPTIONS)
+        if self.arguments.get("padding") == "same":
             raise TracingError("a convolution with padding='same' has no rule")
-        if given.get("padding") == "valid":
-            given["padding"] = 0
-        self.given = given
-        self.weight = given["weight"].detach()
-        self.bias = None if given.get("bias") is None else given["bias"].detach()
-        self.options = [given.get(name, usual) for name, usual in _OPTIONS.items()]
+        if self.arguments.get("padding") == "valid":
+            self.arguments["padding"] = 0
+        self.weight = self.arguments["weight"].detach()
+        self.bias = None if self.arguments.get("bias") is None else self.arguments["bias"].detach()
+        self.options = [self.arguments.get(name, default) for name, default in _OPTIONS.items()]
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.func is F.linear:
@@ -91,8 +87,9 @@ class Linear:
         return bias if self.func is F.linear else bias[:, None, None]
 
 
-_OPTIONS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-_CONVOLUTION = ("input", "weight", "bias", *_OPTIONS)
+def signs(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positive and the negative part."""
+    return value.clamp(min=0), value.clamp(max=0)
 
 
 class LinearRule(RelevanceRule):
@@ -146,15 +143,14 @@ class AlphaBeta(LinearRule):
     eps: float = 1e-6
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        up, down = x.clamp(min=0), x.clamp(max=0)
-        plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
+        (up, down), (plus, minus) = signs(x), signs(op.weight)
         total = torch.zeros_like(x)
-        for factor, (one, other), sign in ((self.alpha, (plus, minus), 1), (-self.beta, (minus, plus), -1)):
+        for factor, one, other, sign in ((self.alpha, plus, minus, 1), (-self.beta, minus, plus, -1)):
             if factor == 0:
                 continue
             z = op.forward(up, one) + op.forward(down, other)
             if op.bias is not None:
-                z = z + op.offset(op.bias.clamp(min=0) if sign > 0 else op.bias.clamp(max=0))
+                z = z + op.offset(signs(op.bias)[sign < 0])
             s = factor * flow / (z + sign * self.eps)
             total += up * op.back(s, one) + down * op.back(s, other)
         return total
@@ -171,17 +167,14 @@ class Gamma(LinearRule):
     eps: float = 1e-6
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        up, down = x.clamp(min=0), x.clamp(max=0)
-        more = op.weight + self.gamma * op.weight.clamp(min=0)
-        less = op.weight + self.gamma * op.weight.clamp(max=0)
+        up, down = signs(x)
+        more, less = (op.weight + self.gamma * part for part in signs(op.weight))
         total = torch.zeros_like(x)
         for sign, one, other in ((1, more, less), (-1, less, more)):
             favoured = op.forward(up, one) + op.forward(down, other)
             if op.bias is not None:
-                own = op.bias.clamp(min=0) if sign > 0 else op.bias.clamp(max=0)
-                favoured = favoured + op.offset(op.bias + self.gamma * own)
-            there = (out > 0) if sign > 0 else (out < 0)
-            s = torch.where(there, flow / stabilised(favoured, self.eps), 0)
+                favoured = favoured + op.offset(op.bias + self.gamma * signs(op.bias)[sign < 0])
+            s = torch.where(sign * out > 0, flow / stabilised(favoured, self.eps), 0)
             total += up * op.back(s, one) + down * op.back(s, other)
         return total
 
@@ -197,7 +190,7 @@ class ZBox(LinearRule):
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
         low, high = (bound.view(-1, *[1] * (x.ndim - 1)).expand_as(x) for bound in x.flatten(1).aminmax(dim=1))
-        plus, minus = op.weight.clamp(min=0), op.weight.clamp(max=0)
+        plus, minus = signs(op.weight)
         z = op.forward(x, op.weight) - op.forward(low, plus) - op.forward(high, minus)
         s = flow / (z + self.eps)
         return x * op.back(s, op.weight) - low * op.back(s, plus) - high * op.back(s, minus)
@@ -223,10 +216,6 @@ class WSquare(LinearRule):
         return op.back(flow / (op.forward(torch.ones_like(x), squares) + self.eps), squares)
 
 
-_SIGMOIDS = (torch.sigmoid, F.sigmoid, Tensor.sigmoid)
-NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
-
-
 @dataclass(frozen=True)
 class Identity(RelevanceRule):
     """Relevance passes as it is: activations, norms, a softmax.
@@ -235,8 +224,8 @@ class Identity(RelevanceRule):
     """
 
     def __call__(self, call: Call) -> Any:
-        if call.func in _SIGMOIDS or (call.kind == "norm" and call.func not in NORMS):
-            return own(call)
+        if call.func in SIGMOIDS or (call.kind == "norm" and call.func not in NORMS):
+            return call.value()
         return super().__call__(call)
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
@@ -250,29 +239,13 @@ class NormShare(RelevanceRule):
     eps: float = 1e-6
 
     def __call__(self, call: Call) -> Any:
-        return super().__call__(call) if call.func in NORMS else own(call)
+        return super().__call__(call) if call.func in NORMS else call.value()
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        layer = call.func in (F.layer_norm, torch.layer_norm)
-        names = ("input", "shape", "weight", "bias", "eps") if layer else ("input", "shape", "weight", "eps")
-        given = dict(zip(names, call.args, strict=False)) | {
-            {"normalized_shape": "shape"}.get(name, name): value for name, value in call.kwargs.items()
-        }
-        x, shape = operands[0].detach(), tuple(given["shape"])
-        weight, bias = (None if given.get(name) is None else given[name].detach() for name in ("weight", "bias"))
+        def norm(x: Tensor) -> Tensor:
+            return frozen_norm(call, x)
 
-        def back(flow: Tensor) -> tuple[Tensor]:
-            with torch.enable_grad():
-                leaf = x.requires_grad_()
-                out: Tensor = (
-                    FrozenLayerNorm.apply(leaf, shape, weight, bias, given.get("eps", 1e-5))
-                    if layer
-                    else FrozenRMSNorm.apply(leaf, shape, weight, given.get("eps"))
-                )
-                (shares,) = torch.autograd.grad(out, leaf, flow / stabilised(out.detach(), self.eps))
-            return (x.detach() * shares,)
-
-        return back
+        return linear_back(operands[0].detach(), norm, lambda flow, y: flow / stabilised(y, self.eps))
 
 
 @dataclass(frozen=True)
@@ -321,17 +294,7 @@ class MeanShare(RelevanceRule):
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         (x,) = operands
-        kept = x.detach()
-
-        def back(flow: Tensor) -> tuple[Tensor]:
-            with torch.enable_grad():
-                leaf = kept.clone().requires_grad_()
-                args = [leaf if arg is x else arg for arg in call.args]
-                z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
-                (shares,) = torch.autograd.grad(z, leaf, self.quotient(flow, z.detach()))
-            return (kept * shares,)
-
-        return back
+        return linear_back(x.detach(), function_of(call, x), self.quotient)
 
 
 @dataclass(frozen=True)
@@ -350,10 +313,10 @@ class Halves(RelevanceRule):
         return MeanShare(self.eps)
 
     def __call__(self, call: Call) -> Any:
-        operands = flowing(call)
+        operands = call.operands
         if len(operands) == 1:
-            out = own(call)
-            return carry(out, operands, self.constant().back(call, operands, out))
+            out = call.value()
+            return with_backward(out, operands, self.constant().back(call, operands, out))
         return super().__call__(call)
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
@@ -409,21 +372,21 @@ class Folded(Rule):
     alone: Rule
 
     def __call__(self, call: Call) -> Any:
-        if not flowing(call):
-            return call.plain()
-        given = {**dict(zip(_NAMES[call.func], call.args, strict=False)), **call.kwargs}
-        mean, variance, x = given["running_mean"], given["running_var"], given["input"]
-        if given.get("training") or mean is None or variance is None:
+        if not call.operands:
+            return call.run()
+        bound = call.bind(*_NAMES[call.func])
+        mean, variance, x = bound["running_mean"], bound["running_var"], bound["input"]
+        if bound.get("training") or mean is None or variance is None:
             raise TracingError("a batch norm that takes the statistics of the batch has no rule")
-        layer = getattr(x.grad_fn, "back", None)
+        layer = getattr(x.grad_fn, "back", None)  # of the operation that made x
         if not isinstance(layer, Layer) or (layer.call.func is F.linear and x.ndim != 2):
             return self.alone(call)
-        scale = (variance + given.get("eps", 1e-5)).rsqrt()
-        scale = scale if given.get("weight") is None else scale * given["weight"]
+        scale = (variance + bound.get("eps", 1e-5)).rsqrt()
+        scale = scale if bound.get("weight") is None else scale * bound["weight"]
         offset = -mean if layer.op.bias is None else layer.op.bias - mean
-        offset = offset * scale if given.get("bias") is None else offset * scale + given["bias"]
+        offset = offset * scale if bound.get("bias") is None else offset * scale + bound["bias"]
         weight = layer.op.weight * scale.view(-1, *[1] * (layer.op.weight.ndim - 1))
-        folded = {**layer.op.given, "weight": weight.detach(), "bias": offset.detach()}
+        folded = {**layer.op.arguments, "weight": weight.detach(), "bias": offset.detach()}
         return layer.rule(replace(layer.call, args=(), kwargs=folded))
 
 
@@ -433,14 +396,12 @@ class Winner(RelevanceRule):
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         (x,) = operands
-        kept = x.detach()
+        pool = function_of(call, x)
 
         def back(flow: Tensor) -> tuple[Tensor]:
             with torch.enable_grad():
-                leaf = kept.clone().requires_grad_()
-                args = [leaf if arg is x else arg for arg in call.args]
-                z = call.func(*args, **{name: leaf if each is x else each for name, each in call.kwargs.items()})
-                (share,) = torch.autograd.grad(z, leaf, flow)
+                leaf = x.detach().clone().requires_grad_()
+                (share,) = torch.autograd.grad(pool(leaf), leaf, flow)
             return (share,)
 
         return back
