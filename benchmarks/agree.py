@@ -10,7 +10,7 @@ difference of a score over the largest score; the command fails where one is abo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +40,12 @@ class Heard(Metric):
     of: str = ""
     answers: list[Evaluation] = field(default_factory=list)
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         return vt.get_metric(self.of).requests(image_shape)
 
-    def score(self, answers: Evaluation) -> Any:
-        self.answers.append(answers)
-        return np.zeros(len(answers))
+    def score(self, evaluation: Evaluation) -> Any:
+        self.answers.append(evaluation)
+        return np.zeros(len(evaluation))
 
 
 Heard.info = MetricInfo("heard", "benchmark", Heard)
@@ -106,7 +106,7 @@ def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     heard = Heard(of=name)
     vt.evaluate(model, inputs, {"it": maps}, [heard], controls=False, n_bootstrap=1)
     (answers,) = heard.answers
-    masks = np.concatenate([answers.masks(need) for need in heard.requests(answers.image_shape)], axis=1)
+    masks = np.concatenate([answers.masks(name) for name in answers.requests], axis=1)
     side = SIZE // maps.shape[-1]
     gone = torch.from_numpy(masks).repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, None]
     spread = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].expand(-1, 3, -1, -1) / (3 * side**2)

@@ -66,12 +66,12 @@ class Sides:
         judge = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
         image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
         pool = Evaluator(self.view, [judge], image_shape, ["pred"], EvaluationConfig(forward_batch=self.batch))
-        looked = pool.engine.look(self.inputs)
+        looked = pool.runner.forward(self.inputs)
         rows = {"given": np.arange(len(maps))}
         pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})
         answers = pool.finish()["maps"]
-        (need,) = judge.requests(image_shape)
-        return np.exp(answers.log_probability(need, judge.explain_class, judge.score)), judge.score(answers)
+        parts, curves = judge.read(answers)
+        return curves["deletion"].y, parts[:, 0]
 
     def quantus(self, maps: Tensor, baseline: float | str = 0.0, tall: bool = True) -> np.ndarray:
         """Return ``P`` after every step, ``[B, steps]``; three times as many where pictures keep their channels."""

@@ -43,8 +43,8 @@ def test_progress_reaches_its_end_and_not_more(spec: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("insertion", {"substrate": "black", "steps": 7}),
-        ("insertion", {"steps": 5, "explain": "label", "score": "explained"}),
+        ("insertion", {"baseline": "black", "steps": 7}),
+        ("insertion", {"steps": 5, "explain_class": "label", "score": "explained"}),
         ("positive_perturbation", {"stop": 0.5, "normalise": False}),
     ],
 )
@@ -67,11 +67,11 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
         word: str = "plain"
 
     Named.info = registry.MetricInfo("named_here", "test", Named)
-    registry.SHELF.by_name["named_here"] = Named.info
+    registry.REGISTRY.by_name["named_here"] = Named.info
     try:
         assert vt.get_metric(Named(word=text).spec).settings["word"] == text
     finally:
-        del registry.SHELF.by_name["named_here"]
+        del registry.REGISTRY.by_name["named_here"]
     how = vt.get_method("coiba")
     again = type(how)(**{**{p.name: getattr(how, p.name) for p in how.info.parameters}, "stats": text or "own"})
     assert vt.get_method(again.spec) == again

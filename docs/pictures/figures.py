@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitreous as vt
-from vitreous.metrics.requests import Request
+from vitreous.metrics import RankedRemoval
 from vitreous.results.table_plots import states_strip
 from vitreous.viz import plots as figures
 
@@ -58,7 +58,7 @@ def pictures_of(view: vt.VisionModel, picture: Any) -> None:
     found = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
     inputs = view.preprocess.to_tensor(found["ixg"].image)
     size = inputs.shape[1] * inputs.shape[2]
-    need = Request.removed("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
+    need = RankedRemoval.deletion("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
     small("strips.png", states_strip(view, inputs, {name: each.map for name, each in found.items()}, need, width=5))
     rows: dict[str, list[Any]] = {name: [each.map.numpy()] for name, each in found.items() if name in METHODS}
     model = copy.deepcopy(view.module)

@@ -27,7 +27,7 @@ from vitreous.benchmark.ranking import (
 from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, own_perturbation
 from vitreous.errors import VitreousError
 from vitreous.methods.masking import filling
-from vitreous.metrics.baselines import DROP, SUBSTRATES, baseline_images
+from vitreous.metrics.baselines import BASELINES, DROP
 from vitreous.metrics.bootstrap import resamples
 from vitreous.tracing import Context, Target
 
@@ -284,7 +284,7 @@ def test_every_method_that_perturbs_is_declared() -> None:
     assert {method.name for method in vt.list_methods() if method.family in ("perturbation", "sampling")} <= set(
         PERTURBS
     )
-    assert set(SHARED) <= {*SUBSTRATES, DROP}
+    assert set(SHARED) <= {*BASELINES, DROP}
 
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
@@ -294,7 +294,7 @@ def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
     declared = PERTURBS["occlusion"]
     assert not isinstance(declared, str)
     painted = filling(Context(model, inputs, Target.of(model, 2)), "occlusion", fill)
-    expected = baseline_images(declared[fill], inputs, model.preprocess, 0)
+    expected = BASELINES[declared[fill]].make(inputs, model.preprocess, 0)
     torch.testing.assert_close(painted, expected.expand_as(inputs))
 
 

@@ -92,7 +92,7 @@ def test_folder_of_maps(here: Path) -> None:
     [
         (("a.png", "--method", "rollot"), "unknown method 'rollot'"),
         (("a.png", "--metric", "insrtion"), "unknown metric 'insrtion'"),
-        (("a.png", "--metric", "deletion(baseline=snow)"), "unknown substrate 'snow'"),
+        (("a.png", "--metric", "deletion(baseline=snow)"), "unknown baseline 'snow'"),
         (("nowhere.png",), "no such file: nowhere.png"),
         (("a.png", "--metric", "positive_perturbation"), "positive_perturbation needs the true classes: give --labels"),
         (("a.png", "--target", "label"), "needs the true classes: give --labels"),

@@ -38,7 +38,7 @@ def inputs(model: Any) -> Tensor:
 @pytest.fixture
 def registry() -> Iterator[None]:
     """What a test registers goes with it."""
-    shelves = (method_registry.SHELF, metric_registry.SHELF)
+    shelves = (method_registry.SHELF, metric_registry.REGISTRY)
     for shelf in shelves:
         shelf.all()  # entry points are read once
     before = [dict(shelf.by_name) for shelf in shelves]
@@ -137,11 +137,8 @@ def metric_of(read: Callable[[Any], Any], **members: Any) -> None:
     class Judge(Metric):
         """A score from elsewhere."""
 
-        def requests(self, image_shape: Any) -> list[Any]:
-            return []
-
-        def score(self, answers: Any) -> Any:
-            return read(answers)
+        def score(self, evaluation: Any) -> Any:
+            return read(evaluation)
 
     for name, member in members.items():
         setattr(Judge, name, member)
@@ -172,7 +169,7 @@ def test_scores_of_another_shape_are_refused(case: str, model: Any, inputs: Tens
 
 def test_aggregates_and_curves_of_another_shape_are_refused(model: Any, inputs: Tensor, registry: None) -> None:
     def refused(**members: Any) -> str:
-        metric_registry.SHELF.by_name.pop("judge_from_elsewhere", None)
+        metric_registry.REGISTRY.by_name.pop("judge_from_elsewhere", None)
         metric_of(lambda answers: np.ones(len(answers)), **members)
         with pytest.raises(MapError) as raised:
             evaluate(model, inputs, "ixg", ["judge_from_elsewhere"])
@@ -193,7 +190,7 @@ def test_parts_of_another_length_in_a_later_batch_are_refused(model: Any, regist
 
 def test_a_metric_cannot_write_into_the_values_of_others(model: Any, inputs: Tensor, registry: None) -> None:
     def sort_in_place(answers: Any) -> Any:
-        answers.values("given", "own").sort(axis=1)
+        answers.maps().sort(axis=1)
         return np.zeros(len(answers))
 
     metric_of(sort_in_place)
@@ -301,7 +298,9 @@ def test_builtin_metrics_return_what_is_checked(model: Any, inputs: Tensor) -> N
     plain = [
         info.name
         for info in vt.list_metrics()
-        if not info.annotation_kinds and not info.needs_labels and not info.num_reattributions
+        if not info.default.annotation_kinds
+        and not info.default.needs_labels
+        and not info.default.num_reattributions()
     ]
     assert len(plain) > 20
     table = evaluate(model, inputs, "ixg", plain)

@@ -13,11 +13,12 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images, proven
 from linear_model import Linear, noise, pooled
-from vitreous.metrics import Request
+from vitreous.metrics import ImageShape, RankedRemoval
 from vitreous.metrics.baselines import rise_kernel
 from vitreous.metrics.ranking import _finer, flag, order, ranks
 
 LABELS = [0, 3, 1, 4, 2, 0]
+SHAPE = ImageShape((32, 32), (4, 4))
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,11 @@ def test_duality(model: Any, inputs: Tensor) -> None:
     names = ["insertion(steps=16, baseline=black)", "srg(steps=16)"]
     pool, answers = pooled(vt.wrap(model), inputs, exact(6, 32, 32), names)
     kept = [64 * j for j in range(17)]
-    insertion = answers.log_probability(Request.kept("black", kept), "given", "pred")
-    lerf = answers.log_probability(Request.kept("black", [1024 - k for k in kept]), "given", "pred")
+    insertion = answers.log_probability(RankedRemoval.insertion("black", kept))
+    lerf = answers.log_probability(RankedRemoval.insertion("black", [1024 - k for k in kept]))
     np.testing.assert_array_equal(insertion, lerf[:, ::-1])
     # MoRF 15, LeRF and insertion together 15, the clean image; one black image for all
-    assert sum(pool.engine.states.values()) == 6 * (15 + 15 + 1) + 1
+    assert sum(pool.runner.states.values()) == 6 * (15 + 15 + 1) + 1
 
     # and the negated map removes from the other end
     maps = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i)) for i in range(6)]).float()
@@ -68,12 +69,12 @@ def test_ends(model: Any, inputs: Tensor) -> None:
     """Insertion begins where deletion ends, and ends where it begins: at the clean image."""
     names = ["insertion(baseline=blur_tv)", "deletion(baseline=blur_tv)"]
     _, answers = pooled(vt.wrap(model), inputs, noise(6, 32, 32), names)
-    kept = answers.log_probability(Request.kept("blur_tv", [0, 1024]), "given", "pred")
-    removed = answers.log_probability(Request.removed("blur_tv", [0, 1024]), "given", "pred")
+    requests = {name: request for spec in names for name, request in vt.get_metric(spec).requests(SHAPE).items()}
+    kept, removed = (answers.log_probability(requests[name])[:, [0, -1]] for name in ("insertion", "deletion"))
     np.testing.assert_array_equal(kept, removed[:, ::-1])
-    np.testing.assert_array_equal(kept[:, 1], answers.clean("pred"))
+    np.testing.assert_array_equal(kept[:, 1], answers.clean_log_probability())
     expected = vt.wrap(model).logits(inputs).log_softmax(dim=1).amax(dim=1)
-    np.testing.assert_allclose(answers.clean("pred"), expected, atol=1e-5)
+    np.testing.assert_allclose(answers.clean_log_probability(), expected, atol=1e-5)
 
 
 def test_linear_model() -> None:
@@ -82,8 +83,8 @@ def test_linear_model() -> None:
     model = Linear(weights)
     attribution = (weights * x).sum(dim=1)  # zero_norm: b = 0
     _, answers = pooled(model, x, attribution, ["deletion(steps=64)"])
-    need = Request.removed("zero_norm", range(65))
-    log = answers.log_probability(need, "given", "pred")
+    need = RankedRemoval.deletion("zero_norm", range(65))
+    log = answers.log_probability(need)
     for i in range(2):
         falling = np.sort(attribution[i].flatten().double().numpy())[::-1]
         logit = attribution[i].sum().item() - np.concatenate([[0], np.cumsum(falling)])

@@ -17,7 +17,14 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.metrics.bootstrap import resamples
-from vitreous.metrics.information_curves import THRESHOLDS, Revealed, blurred, median_curve, packed, performance_curve
+from vitreous.metrics.information_curves import (
+    THRESHOLDS,
+    Revealed,
+    blurred,
+    median_curve,
+    performance_curve,
+    webp_size,
+)
 from vitreous.tracing.prng import PRNGKey
 
 ALL = "confidence=0"
@@ -172,7 +179,7 @@ def test_a_constant_map_reveals_everything_at_once(model: Any, x: Tensor, maps: 
     np.testing.assert_allclose(scores[:2][there[:2]], 0.5, atol=1e-6)
     assert there[:3].all()
     assert np.isnan(scores).tolist() == [False, False, True, *(~there[3:])]
-    lowest = found(model, x, flat, f"sic({ALL})", nonfinite="lowest")
+    lowest = found(model, x, flat, f"sic({ALL})", nan_policy="lowest")
     assert np.isfinite(lowest[2])
 
 
@@ -185,10 +192,10 @@ def test_ties_reveal_more_than_was_asked_for() -> None:
     assert (drawn[:12, :8] == picture[:8]).all(), "at 0.5 %, all that is tied at the top"
     assert (drawn[0] == drawn[10]).all()
     assert (drawn[12] == picture).all(), "at 75 % the quantile is 0"
-    assert sizes.tolist() == [packed(each) for each in drawn]
+    assert sizes.tolist() == [webp_size(each) for each in drawn]
     (whole, bare), ends = Revealed()(picture, None, 5)
     assert (whole == picture).all()
-    assert ends.tolist() == [packed(whole), packed(bare)]
+    assert ends.tolist() == [webp_size(whole), webp_size(bare)]
     again, _ = Revealed()(picture, None, 6)
     assert (again[1] != bare).any(), "another picture, other pixels"
 
@@ -250,7 +257,7 @@ def test_median_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = curves(5)
     (weights,) = resamples(5, 40)
     whole = median_curve(parts, weights)
-    monkeypatch.setattr("vitreous.metrics.information_curves._AT_ONCE", 15)
+    monkeypatch.setattr("vitreous.metrics.information_curves._MAX_WEIGHTS", 15)
     np.testing.assert_array_equal(median_curve(parts, weights), whole)
 
 
@@ -283,7 +290,7 @@ def test_scipy_is_asked_for_by_name(model: Any, x: Tensor, maps: Tensor, monkeyp
     [
         ("confidence=-0.1", "confidence=-0.1 must lie between 0 and 1"),
         ("confidence=1.5", "confidence=1.5 must lie between 0 and 1"),
-        ("average=mode", "average='mode' is not one of mean, median"),
+        ("average=mode", "average='mode' is not one of median, mean"),
     ],
 )
 def test_bad_parameters(wrong: str, said: str) -> None:

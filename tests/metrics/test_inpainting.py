@@ -112,7 +112,7 @@ def test_one_pixel_left() -> None:
 def test_nothing_left_and_noise() -> None:
     """The mean colour, and noise of 0.01 in pixels, the same whoever the neighbours are."""
     inputs = torch.stack([photograph(128), photograph(128).flip(1)])
-    left = road.bare(inputs, LINEAR, 0) - inputs.mean(dim=(2, 3), keepdim=True)
+    left = road.BASELINES["noisy_linear"].make(inputs, LINEAR, 0) - inputs.mean(dim=(2, 3), keepdim=True)
     assert torch.isfinite(left).all()
     for channel, std in enumerate(LINEAR.std):
         assert float(left[:, channel].std()) * std == pytest.approx(0.01, rel=0.02)
@@ -157,8 +157,8 @@ def test_everything_masked_is_the_mean_colour() -> None:
     need = Masks("noisy_linear", GivenMasks.of(every), 2)
     probe = Probe(asked=[need])
     vt.evaluate(vision_model, inputs, {"it": torch.rand(2, 4, 4)}, [probe], controls=False, n_bootstrap=1)
-    found = probe.heard[0].log_probability(need, "given", "pred")
-    bare = road.bare(inputs, vision_model.preprocess, 0)
+    found = probe.heard[0].log_probability(need)
+    bare = road.BASELINES["noisy_linear"].make(inputs, vision_model.preprocess, 0)
     gone = torch.eye(4, dtype=torch.bool).repeat_interleave(8, 0).repeat_interleave(8, 1)
     noise = road.noise(inputs, vision_model.preprocess, 0)
     with torch.no_grad():
@@ -188,13 +188,14 @@ def test_an_image_cannot_fade_into_it() -> None:
 
 KERNELS = """
 import torch
-from vitreous.metrics import fused, stencil
+from vitreous.metrics import _inpainting_triton as fused
+from vitreous.metrics import inpainting
 
-stencil.prove(fused, torch.device("cpu"))
+inpainting.prove(fused, torch.device("cpu"))
 rougher = fused.rougher
 fused.rougher = lambda values, on: rougher(values, on) * 1.001
 try:
-    stencil.prove(fused, torch.device("cpu"))
+    inpainting.prove(fused, torch.device("cpu"))
 except AssertionError:
     pass
 else:

@@ -198,7 +198,7 @@ def test_maps_without_numbers_have_no_score(model: vt.VisionModel, info: Any) ->
     found = scores(model, maps, regions(7), info.name)["it", info.name]
     assert np.isnan(found).tolist() == [False, True, False, False, False, False, False]
     maps[2, 0, 0] = math.inf
-    kept = scores(model, maps, regions(7), info.name, nonfinite="lowest")["it", info.name]
+    kept = scores(model, maps, regions(7), info.name, nan_policy="lowest")["it", info.name]
     for sick, worst in ((maps[1], min), (maps[2], max)):
         sick[~sick.isfinite()] = worst(sick[sick.isfinite()].tolist())
     expected = scores(model, maps, regions(7), info.name)["it", info.name]
@@ -302,10 +302,8 @@ def test_bad_parameters(spec: str, said: str) -> None:
 def test_facts(info: Any) -> None:
     judge = vt.get_metric(info.name)
     assert judge.higher_is_better
-    assert info.truth == ("region",)
-    assert (info.num_forwards, info.num_shared_forwards, info.num_reattributions) == (0, 0, 0)
-    assert "Cost:" in info.factory.__doc__
-    assert info.papers
+    assert judge.annotation_kinds == ("region",)
+    assert judge.num_forwards() == judge.num_shared_forwards() == judge.num_reattributions() == 0
 
 
 def test_truth_is_asked_for_by_name(model: vt.VisionModel) -> None:

@@ -75,7 +75,7 @@ def test_scale_changes_nothing_and_ignored_pixels_do_not_count(model: vt.VisionM
     half = np.zeros((128, 128), bool)
     half[:, :64] = True
     known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
-    flat = scored(model, {"flat": torch.ones(6, 128, 128)}, truth=known)["flat", "shortcut"]
+    flat = scored(model, {"flat": torch.ones(6, 128, 128)}, annotations=known)["flat", "shortcut"]
     for truth, score in zip(WORLD.truths(), flat, strict=True):
         if "marker" in truth.parts:
             assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
@@ -98,7 +98,7 @@ def test_another_part_and_bad_words(model: vt.VisionModel) -> None:
     with pytest.raises(vt.VitreousError, match="part='' is not the name of a part"):
         vt.get_metric("shortcut(part='')")
     with pytest.raises(vt.VitreousError, match="shortcut needs the parts of"):
-        scored(model, "random", truth=None)
+        scored(model, "random", annotations=None)
 
 
 def test_a_faithful_map_shows_the_shortcut(model: vt.VisionModel) -> None:
@@ -118,11 +118,11 @@ def correlated(seen: vt.VisionModel, methods: Any, metric: str = "part_correlati
 PLAIN = World(n=4, start=40)
 
 
-@pytest.mark.parametrize("value", ["logit", "log_probability"])
-def test_part_by_part(model: vt.VisionModel, value: str) -> None:
+@pytest.mark.parametrize("output", ["logit", "log_probability"])
+def test_part_by_part(model: vt.VisionModel, output: str) -> None:
     """Each part painted over in turn, the model called directly, ranks by scipy."""
     values = torch.randn(4, 128, 128, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    name = f"part_correlation(value={value})"
+    name = f"part_correlation(output={output})"
     table = correlated(model, {"noise": values}, name)
     for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
         x = model.preprocess.to_tensor(picture)
@@ -134,43 +134,43 @@ def test_part_by_part(model: vt.VisionModel, value: str) -> None:
                     continue
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
                 left = model.module(painted[None])[0]
-                one, other = (whole, left) if value == "logit" else (whole.log_softmax(0), left.log_softmax(0))
+                one, other = (whole, left) if output == "logit" else (whole.log_softmax(0), left.log_softmax(0))
                 lost.append(float(one[best] - other[best]))
                 given.append(float(values[image][torch.from_numpy(mask)].sum()))
         assert table["noise", name][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
 
 
-def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(vision_model: vt.VisionModel) -> None:
-    def oracle(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(model: vt.VisionModel) -> None:
+    def oracle(module: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = []
         for x, label in zip(inputs, classes, strict=True):
             truth = known[tuple(x[:, ::16, ::16].flatten().tolist())]
             drawn = torch.zeros(128, 128, dtype=torch.float64)
             with torch.no_grad():
-                whole = model(x[None])[0, label]
+                whole = module(x[None])[0, label]
                 for mask in map(torch.from_numpy, truth.parts.values()):
                     if mask.any():
                         painted = torch.where(mask, x.mean(dim=(1, 2), keepdim=True), x)
-                        drawn[mask] = float(whole - model(painted[None])[0, label]) / int(mask.sum())
+                        drawn[mask] = float(whole - module(painted[None])[0, label]) / int(mask.sum())
             maps.append(drawn)
         return torch.stack(maps)
 
-    inputs = [vision_model.preprocess.to_tensor(picture) for picture in PLAIN.pictures()]
+    inputs = [model.preprocess.to_tensor(picture) for picture in PLAIN.pictures()]
     known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in zip(inputs, PLAIN.truths(), strict=True)}
-    one = correlated(vision_model, {"oracle": oracle})
+    one = correlated(model, {"oracle": oracle})
     assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))
-    two = correlated(vision_model, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
+    two = correlated(model, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
     parts = sum(mask.any() for truth in PLAIN.truths() for mask in truth.parts.values())
     assert one.plan["states"] == two.plan["states"] == 4 + parts
 
 
 def test_few_parts_and_nothing_given(model: vt.VisionModel) -> None:
     few = [vt.Annotation(parts={"a": np.eye(128, dtype=bool), "b": np.tri(128, k=-60) > 0})] * 4
-    assert np.isnan(correlated(model, "ixg", truth=few)["ixg", "part_correlation"]).all()
-    assert np.isfinite(correlated(model, "ixg", "part_correlation(least=2)", truth=few).scores.popitem()[1]).all()
+    assert np.isnan(correlated(model, "ixg", annotations=few)["ixg", "part_correlation"]).all()
+    assert np.isfinite(correlated(model, "ixg", "part_correlation(least=2)", annotations=few).scores.popitem()[1]).all()
     flat = correlated(model, {"zero": torch.zeros(4, 16, 16)})
     assert (flat["zero", "part_correlation"] == 0).all()
     with pytest.raises(vt.VitreousError, match="least=1 must be at least 2"):
         vt.get_metric("part_correlation(least=1)")
     with pytest.raises(vt.VitreousError, match="needs the parts of"):
-        correlated(model, "ixg", truth=None)
+        correlated(model, "ixg", annotations=None)

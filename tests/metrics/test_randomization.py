@@ -128,11 +128,11 @@ def test_efficient(model: vt.VisionModel, x: Tensor) -> None:
     assert (found["constant", label] == 0).all()
 
 
-@pytest.mark.parametrize("rival", ["random", "runner-up"])
-def test_random_logit(model: vt.VisionModel, x: Tensor, rival: str) -> None:
+@pytest.mark.parametrize("contrast", ["random", "runner-up"])
+def test_random_logit(model: vt.VisionModel, x: Tensor, contrast: str) -> None:
     logits = model.logits(x)
     best = logits.argmax(dim=1)
-    if rival == "runner-up":
+    if contrast == "runner-up":
         others = logits.argsort(dim=1, descending=True)[:, 1]
     else:
         chance = PRNGKey.of_images(0, "other class", x).uniform(5)
@@ -140,7 +140,7 @@ def test_random_logit(model: vt.VisionModel, x: Tensor, rival: str) -> None:
     assert (others != best).all()
     maps = [vt.get_method("ixg").attribute(model, x, target=each.tolist()).numpy() for each in (best, others)]
     expected = [spearman(a, b) for a, b in zip(*maps, strict=True)]
-    label = f"random_logit(rival={rival})"
+    label = f"random_logit(contrast={contrast})"
     found = table(model, x, ["ixg", "rollout"], label)
     np.testing.assert_allclose(found["ixg", label], expected, atol=1e-6)
     np.testing.assert_allclose(found["rollout", label], 1, err_msg="it knows no class")
@@ -156,13 +156,13 @@ def test_other_families(family: str) -> None:
     assert (found["gradcam", "mprt(seeds=1)"] < 0.99).all()
 
 
-def test_other_peoples_methods(vision_model: vt.VisionModel, x: Tensor) -> None:
-    def gradient(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
+def test_other_peoples_methods(model: vt.VisionModel, x: Tensor) -> None:
+    def gradient(module: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
-        (found,) = torch.autograd.grad(model(inputs).gather(1, classes[:, None]).sum(), inputs)
+        (found,) = torch.autograd.grad(module(inputs).gather(1, classes[:, None]).sum(), inputs)
         return (found * inputs).sum(dim=1)
 
-    found = table(vision_model, x, {"mine": gradient, "own": "input_x_gradient"}, "mprt(seeds=1)")
+    found = table(model, x, {"mine": gradient, "own": "input_x_gradient"}, "mprt(seeds=1)")
     np.testing.assert_allclose(found["mine", "mprt(seeds=1)"], found["own", "mprt(seeds=1)"], atol=1e-4)
 
 
@@ -180,12 +180,11 @@ def test_an_attribution_object_cannot_follow(model: vt.VisionModel, x: Tensor) -
 def test_a_cascade_reuses_what_another_one_made() -> None:
     """All stages random is the end of both orders and what ``emprt`` explains."""
     image_shape = ImageShape((32, 32), (4, 4), 3)
-    needs = {
-        name: set(vt.get_metric(name).requests(image_shape)) for name in ("mprt", "mprt(order=bottom_up)", "emprt")
-    }
-    assert len(needs["mprt"]) == 3 * 6
-    assert len(needs["mprt"] & needs["mprt(order=bottom_up)"]) == 3
-    assert needs["emprt"] < needs["mprt"]
+    names = ("mprt", "mprt(order=bottom_up)", "emprt")
+    down, up, everything = (set(vt.get_metric(name).requests(image_shape).values()) for name in names)
+    assert len(down) == 3 * 6
+    assert len(down & up) == 3
+    assert everything < down
     assert vt.get_metric("mprt").num_reattributions(image_shape) == 18
     assert vt.get_metric("smprt").num_reattributions(image_shape) == 50 * (1 + 6)
     assert vt.get_metric("sanity_check") == vt.get_metric("cascading_randomisation") == vt.get_metric("mprt@var")

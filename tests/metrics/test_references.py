@@ -13,6 +13,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
+from vitreous.metrics import BASELINES
 
 LABELS = [0, 3, 1, 4]
 
@@ -90,7 +91,7 @@ def blurred(image: Tensor, kernel: np.ndarray, border: str) -> Tensor:
     return torch.from_numpy(made).to(image.dtype)
 
 
-def gaussian(size: int, sigma: float) -> np.ndarray:
+def gaussian_blur(size: int, sigma: float) -> np.ndarray:
     reach = size // 2
     grid = np.array([[math.exp(-(r * r + c * c) / (2 * sigma**2)) for c in range(-reach, reach + 1)]
                      for r in range(-reach, reach + 1)])  # fmt: skip
@@ -105,41 +106,37 @@ def rise() -> np.ndarray:
     return gaussian_filter(impulse, 5)
 
 
-SUBSTRATES: dict[str, Callable[[vt.VisionModel, Tensor], Tensor]] = {
+EXPECTED_BASELINES: dict[str, Callable[[vt.VisionModel, Tensor], Tensor]] = {
     "zero_norm": lambda view, x: torch.zeros_like(x),
     "black": lambda view, x: colour(0.0, view, x),
     "grey127": lambda view, x: colour(127 / 255, view, x),
     "mean_scalar": lambda view, x: torch.full_like(x, float(x.mean())),
     "mean_channel": lambda view, x: torch.stack([torch.full_like(c, float(c.mean())) for c in x]),
     "blur_rise": lambda view, x: blurred(x, rise(), "zero"),
-    "blur_tv": lambda view, x: blurred(x, gaussian(11, 5), "reflect"),
-    "blur_51": lambda view, x: blurred(x, gaussian(51, 50), "reflect"),
+    "blur_tv": lambda view, x: blurred(x, gaussian_blur(11, 5), "reflect"),
+    "blur_51": lambda view, x: blurred(x, gaussian_blur(51, 50), "reflect"),
 }
 
 
-@pytest.mark.parametrize("name", SUBSTRATES)
-def test_substrates(model: Any, inputs: Tensor, name: str) -> None:
-    from vitreous.metrics.baselines import baseline_images
-
+@pytest.mark.parametrize("name", EXPECTED_BASELINES)
+def test_baselines(model: Any, inputs: Tensor, name: str) -> None:
     vision_model = vt.wrap(model)
-    found = baseline_images(name, inputs, vision_model.preprocess, 0).expand_as(inputs)
-    expected = torch.stack([SUBSTRATES[name](vision_model, x) for x in inputs])
+    found = BASELINES[name].make(inputs, vision_model.preprocess, 0).expand_as(inputs)
+    expected = torch.stack([EXPECTED_BASELINES[name](vision_model, x) for x in inputs])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
-def test_uniform_substrate(model: Any, inputs: Tensor) -> None:
-    from vitreous.metrics.baselines import SUBSTRATES as KNOWN
-    from vitreous.metrics.baselines import baseline_images
-
-    assert KNOWN["uniform_norm"].random
+def test_uniform_baseline(model: Any, inputs: Tensor) -> None:
+    uniform = BASELINES["uniform_norm"]
+    assert uniform.random
     preprocess = vt.wrap(model).preprocess
-    found = baseline_images("uniform_norm", inputs, preprocess, 0)
+    found = uniform.make(inputs, preprocess, 0)
     assert found.min() >= 0
     assert found.max() < 1
     assert abs(float(found.mean()) - 0.5) < 0.02
-    alone = baseline_images("uniform_norm", inputs[2:3], preprocess, 0)
+    alone = uniform.make(inputs[2:3], preprocess, 0)
     assert torch.equal(alone[0], found[2]), "noise depends on the neighbours"
-    assert not torch.equal(baseline_images("uniform_norm", inputs, preprocess, 1), found)
+    assert not torch.equal(uniform.make(inputs, preprocess, 1), found)
 
 
 # -- curves --------------------------------------------------------------------------------------------
@@ -156,11 +153,11 @@ def insertion_deletion(
     for k in counts:
         if insert:
             inserted.append(
-                probabilities(model, painted(SUBSTRATES[insert](vision_model, image), image, order[:k]))[scored]
+                probabilities(model, painted(EXPECTED_BASELINES[insert](vision_model, image), image, order[:k]))[scored]
             )
         if delete:
             deleted.append(
-                probabilities(model, painted(image, SUBSTRATES[delete](vision_model, image), order[:k]))[scored]
+                probabilities(model, painted(image, EXPECTED_BASELINES[delete](vision_model, image), order[:k]))[scored]
             )
     return [k / len(order) for k in counts], inserted, deleted
 
@@ -215,7 +212,7 @@ def test_tis(model: Any, inputs: Tensor) -> None:
 def removal(model: Any, image: Tensor, values: Tensor, fractions: list[float], most: bool) -> list[list[float]]:
     """Probabilities after the most (or least) relevant share of the pixels has turned black."""
     order = by_importance(values if most else -values)
-    black = SUBSTRATES["black"](vt.wrap(model), image)
+    black = EXPECTED_BASELINES["black"](vt.wrap(model), image)
     return [
         probabilities(model, painted(image, black, order[: math.floor(round(share * len(order), 6))]))
         for share in fractions
@@ -318,7 +315,7 @@ def test_average_drop_increase_gain(model: Any, inputs: Tensor, baseline: str, h
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         size = values if how == "minmax" else values.clamp(min=0)
         mask = (size - size.min()) / (size.max() - size.min())
-        other = SUBSTRATES[baseline](vt.wrap(model), image)
+        other = EXPECTED_BASELINES[baseline](vt.wrap(model), image)
         masked = probabilities(model, other + mask * (image - other))
         whole = probabilities(model, image)
         p, q = max(whole), masked[best(whole)]
@@ -362,7 +359,7 @@ def test_coarse_maps_are_interpolated(model: Any, inputs: Tensor) -> None:
 def test_restricted_softmax(model: Any, inputs: Tensor) -> None:
     """Only the named classes compete; the others have no probability."""
     maps, few = pixel_maps(), [0, 1, 3, 4]
-    scores = found(model, inputs, maps, "deletion(steps=4, score_class=label)", classes=few)
+    scores = found(model, inputs, maps, "deletion(steps=4, score_class=label)", class_subset=few)
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         at, curve, order = [], [], by_importance(values)
         for j in range(5):

@@ -11,9 +11,10 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.metrics import Request
+from vitreous.metrics import RankedRemoval
 from vitreous.metrics.perturb import perturbed
 from vitreous.metrics.ranking import unit_ranks
+from vitreous.tracing.prng import PRNGKey
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_random_order(model: Any, x: Tensor, maps: Tensor) -> None:
     np.testing.assert_array_equal(table["a", name][[0, 2]], table["b", name][[0, 2]])
     assert np.isnan(table["b", name][1])
     assert table.plan["states"] == 3 * (3 + 1 + 1), "once for both methods"
-    key = vt.passes.random.PRNGKey.of_images(0, "order", x).uniform(32, 32)
+    key = PRNGKey.of_images(0, "order", x).uniform(32, 32)
     for image, values, score in zip(x, key, table["a", name], strict=True):
         curve = curve_without(model, image, squares(values, 8), 8, [0, 4, 8, 12, 16])
         assert score == pytest.approx(sum(curve[0] - p for p in curve) / 5, abs=1e-5)
@@ -115,7 +116,7 @@ def test_ranks_of_squares() -> None:
 
 
 def test_the_states_can_be_looked_at(model: Any, x: Tensor, maps: Tensor) -> None:
-    made = perturbed(vt.wrap(model), x, maps, Request.removed("zero_norm", [64 * 5], "region:8"))[:, 0]
+    made = perturbed(vt.wrap(model), x, maps, RankedRemoval.deletion("zero_norm", [64 * 5], "region:8"))[:, 0]
     gone = (made == 0).all(dim=1).view(3, 4, 8, 4, 8).float().mean(dim=(2, 4))
     assert ((gone == 0) | (gone == 1)).all()
     assert (gone.sum(dim=(1, 2)) == 5).all()

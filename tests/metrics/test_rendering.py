@@ -16,8 +16,8 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from metric_probe import Probe
-from vitreous.metrics import Evaluation, EvaluationConfig, Evaluator, ImageShape, Maps, RenderedStates
-from vitreous.metrics import evaluator as drawing
+from vitreous.metrics import Evaluation, EvaluationConfig, Evaluator, ImageShape, Maps, RenderedStates, perturb
+from vitreous.tracing.prng import PRNGKey
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +103,13 @@ def test_each_state_is_what_was_drawn_for_it(
 ) -> None:
     need = RenderedStates(Dimmed(slow), 2, by)
     answers = ask(model, x, maps, need, batch_size=5)
-    keys = [int(k) % 2**63 for k in vt.passes.random.PRNGKey.of_images(0, "drawn", x).keys]
+    keys = [int(k) % 2**63 for k in PRNGKey.of_images(0, "drawn", x).keys]
     expected = [
         Dimmed()(np.asarray(model.preprocess.to_image(image)), values.double().numpy() if by == "map" else None, key)
         for image, values, key in zip(x, maps, keys, strict=True)
     ]
-    np.testing.assert_array_equal(answers.facts(need, "given"), np.stack([numbers for _, numbers in expected]))
-    told = answers.log_probability(need, "given", "pred")
+    np.testing.assert_array_equal(answers.numbers(need), np.stack([numbers for _, numbers in expected]))
+    told = answers.log_probability(need)
     np.testing.assert_allclose(told, scored(model, x, np.stack([p for p, _ in expected])), atol=1e-5)
     assert gone(), "threads are left when all is done"
 
@@ -121,7 +121,7 @@ def test_the_number_of_threads_changes_nothing(
     for threads in (1, 3):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, threads=threads: set(range(threads)), raising=False)
         answers = ask(model, x, maps, need)
-        found.append((answers.log_probability(need, "given", "pred"), answers.facts(need, "given")))
+        found.append((answers.log_probability(need), answers.numbers(need)))
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -131,13 +131,13 @@ def test_maps_left_out_are_not_drawn(model: vt.VisionModel, x: Tensor, maps: Ten
     sick[3, 0, 0] = float("nan")
     need = RenderedStates(Dimmed(), 2)
     answers = ask(model, x, sick, need)
-    facts, told = answers.facts(need, "given"), answers.log_probability(need, "given", "pred")
+    facts, told = answers.numbers(need), answers.log_probability(need)
     whole = ask(model, x, maps, need)
     assert np.isnan(facts[3]).all()
     assert np.isnan(told[3]).all()
     others = np.arange(12) != 3
-    np.testing.assert_array_equal(facts[others], whole.facts(need, "given")[others])
-    np.testing.assert_allclose(told[others], whole.log_probability(need, "given", "pred")[others], atol=1e-5)
+    np.testing.assert_array_equal(facts[others], whole.numbers(need)[others])
+    np.testing.assert_allclose(told[others], whole.log_probability(need)[others], atol=1e-5)
 
 
 def test_an_error_in_a_thread_reaches_the_caller(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
@@ -145,7 +145,7 @@ def test_an_error_in_a_thread_reaches_the_caller(model: vt.VisionModel, x: Tenso
         ask(model, x, maps, RenderedStates(Failing(), 2))
     assert gone()
     answers = ask(model, x, maps, RenderedStates(Dimmed(), 2))
-    assert np.isfinite(answers.facts(RenderedStates(Dimmed(), 2), "given")).all(), "and the next run is sound"
+    assert np.isfinite(answers.numbers(RenderedStates(Dimmed(), 2))).all(), "and the next run is sound"
 
 
 def test_what_cannot_be_shown_is_refused(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_shown_is_refused(model: vt.VisionModel, x: Tensor, maps:
 def filled(model: vt.VisionModel, x: Tensor, maps: Tensor, need: RenderedStates) -> Evaluator:
     config = EvaluationConfig(forward_batch=4)
     pool = Evaluator(model, [Probe(asked=[need])], ImageShape((32, 32), (4, 4)), ["pred"], config)
-    looked = pool.engine.look(x)
+    looked = pool.runner.forward(x)
     rows = {"given": np.arange(len(x))}
     pool.add(x, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})
     return pool
@@ -170,7 +170,7 @@ def test_an_error_of_the_engine_stops_the_threads(
     def fail(*args: Any) -> None:
         raise error("no more")
 
-    monkeypatch.setattr("vitreous.metrics.batch_runner.BatchRunner.images", fail)
+    monkeypatch.setattr("vitreous.metrics.batch_runner.BatchRunner.add_images", fail)
     with pytest.raises(error, match="no more"):
         filled(
             model, x, maps, RenderedStates(Dimmed(slow=True), 2)
@@ -189,7 +189,8 @@ def test_nobody_waits_for_a_pool_that_is_dropped(model: vt.VisionModel, x: Tenso
 
 def test_little_waits_at_a_time(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     pool = filled(model, x, maps, RenderedStates(Dimmed(), 2))
-    assert len(pool.drawing._waiting) <= drawing._AHEAD * pool.drawing.threads
+    renderer = pool.runner._renderer
+    assert len(renderer._queue) <= perturb._AHEAD * renderer._threads
     pool.finish()
-    assert not pool.drawing._waiting
+    assert not renderer._queue
     assert gone()

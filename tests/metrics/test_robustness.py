@@ -204,7 +204,7 @@ def test_degenerate_maps(model: vt.VisionModel, x: Tensor, metric: str) -> None:
 
 def test_one_noise_for_all(model: vt.VisionModel, x: Tensor) -> None:
     image_shape = ImageShape((32, 32), (4, 4), 3)
-    needs = [set(vt.get_metric(name).requests(image_shape)) for name in METRICS]
+    needs = [set(vt.get_metric(name).requests(image_shape).values()) for name in METRICS]
     assert len(set.intersection(*needs)) == 1, "all ask for the same maps"
     calls = []
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from scipy import ndimage, spatial, stats
 
+import vitreous as vt
 from vitreous.errors import MapError, SpecError
-from vitreous.metrics.similarity import SIMILARITIES, check_similarity, cka, dead, gaussian, similarity
+from vitreous.metrics.similarity import SIMILARITIES, cka, dead, gaussian_blur, similarity
 
 
 def pairs(height: int, width: int, count: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +72,7 @@ def test_ssim(size: tuple[int, int]) -> None:
 def test_the_window_is_scipys_gaussian() -> None:
     one, _ = pairs(24, 17)
     expected = [ndimage.gaussian_filter(each, 1.5, mode="reflect", truncate=5 / 1.5) for each in one]
-    np.testing.assert_allclose(gaussian(one, 5, 1.5, "symmetric"), expected, atol=1e-12)
+    np.testing.assert_allclose(gaussian_blur(one, 5, 1.5, "symmetric"), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("by", SIMILARITIES)
@@ -111,6 +112,6 @@ def test_cka() -> None:
 
 def test_refused() -> None:
     with pytest.raises(SpecError, match="similarity='hog' is not one of spearman, abs_spearman"):
-        check_similarity("hog")
+        vt.get_metric("mprt(similarity=hog)")
     with pytest.raises(MapError, match=r"\[2, 3, 3\] cannot be compared with maps of \[2, 3, 4\]"):
         similarity("pearson", np.zeros((2, 3, 3)), np.zeros((2, 3, 4)))

@@ -42,10 +42,10 @@ def found(model: vt.VisionModel, x: Tensor, maps: Any, name: str, **options: Any
 
 def masks_of(model: vt.VisionModel, x: Tensor, name: str) -> list[np.ndarray]:
     """The masks of each size as the pool drew them, ``[B, count, h, w]``."""
-    needs = [n for n in vt.get_metric(name).requests(ImageShape((32, 32), (4, 4))) if isinstance(n, Masks)]
-    probe = Probe(asked=needs)
+    requests = vt.get_metric(name).requests(ImageShape((32, 32), (4, 4))).values()
+    probe = Probe(asked=[request for request in requests if isinstance(request, Masks)])
     vt.evaluate(model, x, {"it": noise(len(x), 4, 4)}, [probe], controls=False, n_bootstrap=1)
-    return [probe.heard[0].masks(need) for need in needs]
+    return [probe.heard[0].masks(request) for request in probe.asked]
 
 
 def outputs(model: vt.VisionModel, image: Tensor) -> Tensor:
@@ -81,16 +81,16 @@ def mean_colour(image: Tensor) -> Tensor:
     return image.mean(dim=(1, 2), keepdim=True).expand_as(image)
 
 
-@pytest.mark.parametrize("value", ["logit", "probability"])
+@pytest.mark.parametrize("output", ["logit", "probability"])
 @pytest.mark.parametrize("normalise", ["true", "false"])
-def test_infidelity(model: vt.VisionModel, x: Tensor, maps: Tensor, value: str, normalise: str) -> None:
+def test_infidelity(model: vt.VisionModel, x: Tensor, maps: Tensor, output: str, normalise: str) -> None:
     """Captum's formula with its optimal scaling, or without."""
-    name = f"infidelity({SMALL}, value={value}, normalise={normalise})"
+    name = f"infidelity({SMALL}, output={output}, normalise={normalise})"
     drawn, scores = masks_of(model, x, name), found(model, x, maps, name)
     assert [int(each[0, 0].sum()) for each in drawn] == [1, 2, 3, 6], "5, 10, 20 and 40 % of 16"
     for i, image in enumerate(x):
         all_masks = np.concatenate([each[i] for each in drawn])
-        s, d = map(np.array, measured(model, image, maps[i], all_masks, mean_colour(image), value == "logit"))
+        s, d = map(np.array, measured(model, image, maps[i], all_masks, mean_colour(image), output == "logit"))
         if normalise == "true":
             beta = np.mean(s * d) / np.mean(s * s)
             expected = beta**2 * np.mean(s * s) - 2 * beta * np.mean(s * d) + np.mean(d * d)
@@ -131,9 +131,9 @@ def test_sensitivity_n(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
         each = [stats.pearsonr(*measured(model, image, maps[i], m[i], mean_colour(image), True))[0] for m in drawn]
         np.testing.assert_allclose(curve.y[i], each, atol=1e-3)
         assert table["it", name][i] == pytest.approx(np.mean(each), abs=1e-3)
-    usual = vt.get_metric("sensitivity_n").requests(ImageShape((224, 224), (14, 14)))
-    assert [round(need.draw.share * 196) for need in usual] == [1, 2, 3, 5, 9, 17, 29, 51, 89, 157]
-    assert all(need.count == 100 for need in usual)
+    usual = vt.get_metric("sensitivity_n").requests(ImageShape((224, 224), (14, 14))).values()
+    assert [round(request.draw.share * 196) for request in usual] == [1, 2, 3, 5, 9, 17, 29, 51, 89, 157]
+    assert all(request.n == 100 for request in usual)
 
 
 def test_mu_fidelity(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
@@ -186,16 +186,16 @@ def test_a_linear_model_explained_by_its_own_contributions(baseline: str) -> Non
     for name in ("infidelity", "infidelity(normalise=false)", "faithfulness_correlation(output=logit)", *NAMES[2:]):
         spelled = name.replace(")", "") + (", " if "(" in name else "(") + f"baseline={baseline}, score_class=pred)"
         metric = vt.get_metric(spelled)
-        _, answers = pooled(model, x, contributions, [spelled])
-        scores = metric.score(answers)
+        _, evaluation = pooled(model, x, contributions, [spelled])
+        parts, curves = metric.read(evaluation)
+        scores = parts[:, 0]
         explained = (weights * x).flatten(1).sum(dim=1) > 0  # class 0 has no logit to lose
         if name.startswith("infidelity"):
             np.testing.assert_allclose(scores[explained], 0, atol=1e-8)
         elif name == "mu_fidelity":
             assert (scores[explained] > 0.99).all(), "ranks of what is nearly equal may round"
         else:
-            curve = metric.curves(answers)["correlation"]
-            np.testing.assert_allclose(curve.y[explained], 1, atol=1e-6)
+            np.testing.assert_allclose(curves["correlation"].y[explained], 1, atol=1e-6)
         assert explained.any()
 
 
@@ -263,8 +263,8 @@ def test_forwards_are_shared(model: vt.VisionModel, x: Tensor, maps: Tensor) -> 
         ("faithfulness_correlation(sizes='100')", "sizes='100' must be percentages"),
         ("infidelity(subsets=1)", "subsets=1 must be at least 2"),
         ("infidelity(unit=word)", "unit='word' is not one of pixel, token"),
-        ("sensitivity_n(unit=token, baseline=black)", "unit=token paints nothing: baseline=black"),
-        ("infidelity(reading=product, unit=token)", "reading=product needs the difference of two pictures"),
+        ("sensitivity_n(unit=token, baseline=black)", "unit=token replaces no pixel: baseline=black"),
+        ("infidelity(reading=product, unit=token)", "reading=product needs the difference of two images"),
         ("infidelity(reading=product, baseline=uniform_norm)", "and baseline=uniform_norm has none"),
         ("mu_fidelity(share=1)", "share=1 must lie between 0 and 1"),
         ("mu_fidelity(cells=1)", "cells=1 must be at least 2"),

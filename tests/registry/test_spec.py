@@ -225,7 +225,7 @@ def test_metrics_come_from_entry_points(monkeypatch):
     entry = type("Entry", (), {"load": lambda self: loaded.append("their metric")})()
     offered = lambda group: [entry] if group == "vitreous.metrics" else []  # noqa: E731
     monkeypatch.setattr("vitreous.registry.registry.entry_points", offered)
-    monkeypatch.setattr(registry.SHELF, "complete", False)
+    monkeypatch.setattr(registry.REGISTRY, "complete", False)
     assert "insertion" in [info.name for info in vt.list_metrics()]
     assert loaded == ["their metric"]
     vt.list_metrics()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
+from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, RankedRemoval, Request
 
 
 @dataclass
@@ -18,12 +18,12 @@ class Probe(Metric):
     asked: Sequence[Request] = ()
     heard: list[Evaluation] = field(default_factory=list)
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return self.asked
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {str(number): request for number, request in enumerate(self.asked)}
 
-    def score(self, answers: Evaluation) -> Any:
-        self.heard.append(answers)
-        return np.zeros(len(answers))
+    def score(self, evaluation: Evaluation) -> Any:
+        self.heard.append(evaluation)
+        return np.zeros(len(evaluation))
 
 
 @dataclass
@@ -32,13 +32,11 @@ class Ratio(Metric):
 
     count: int = 100
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [Request.removed("black", [self.count])]
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"removed": RankedRemoval.deletion("black", [self.count])}
 
-    def score(self, answers: Evaluation) -> Any:
-        (need,) = self.requests(answers.image_shape)
-        left = np.exp(answers.log_probability(need, self.explain_class, self.score_class))[:, 0]
-        return np.stack([left, np.exp(answers.clean(self.score_class, self.explain_class))], axis=1)
+    def score(self, evaluation: Evaluation) -> Any:
+        return np.stack([evaluation.probability("removed")[:, 0], evaluation.clean_probability()], axis=1)
 
     def per_image(self, parts: Any) -> Any:
         return parts[:, 0] / parts[:, 1]

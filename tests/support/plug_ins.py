@@ -36,20 +36,16 @@ HELPERS = "def scaled(maps):\n    return maps * 1\n"
 METRIC = """
 from dataclasses import dataclass
 
-from vitreous.metrics import Metric
-from vitreous.metrics.base import register
+from vitreous.metrics import Metric, register_metric
 
 
-@register("mean_value", family="mine")
+@register_metric("mean_value", family="mine")
 @dataclass
 class MeanValue(Metric):
     \"\"\"The mean of the map.\"\"\"
 
-    def needs(self, geometry):
-        return []
-
-    def read(self, answers):
-        values = answers.values(self.explain, "own")
+    def score(self, evaluation):
+        values = evaluation.maps()
         return values.reshape(len(values), -1).mean(axis=1)
 """
 
@@ -90,6 +86,6 @@ class PlugIns:
         }
         for name in own:
             del sys.modules[name]
-        for shelf in (methods.SHELF, metrics.SHELF):
+        for shelf in (methods.SHELF, metrics.REGISTRY):
             for name in [name for name, info in shelf.by_name.items() if info.factory.__module__ in own]:
                 del shelf.by_name[name]

@@ -17,8 +17,8 @@ import vitreous as vt
 from families import FAMILIES, images
 from score_tables import METHODS, METRIC, table
 from vitreous.errors import VitreousError
+from vitreous.metrics import RankedRemoval
 from vitreous.metrics.bootstrap import intervals
-from vitreous.metrics.requests import Request
 from vitreous.results.table_plots import states_strip, sweeps
 from vitreous.viz import plots as figures
 
@@ -168,7 +168,7 @@ def test_states_are_shown_with_their_probability() -> None:
     inputs = images(model.module, 1)[0]
     size = inputs.shape[1] * inputs.shape[2]
     maps = {"one": torch.randn(2, 2), "other": torch.randn(2, 2)}
-    need = Request.removed("black", [0, size // 2, size])
+    need = RankedRemoval.deletion("black", [0, size // 2, size])
     figure = states_strip(model, inputs, maps, need, steps=[0, 2], target=1)
     assert len(figure.axes) == 4
     black = (0 - torch.tensor(model.preprocess.mean)) / torch.tensor(model.preprocess.std)
@@ -181,7 +181,7 @@ def test_states_are_shown_with_their_probability() -> None:
     assert {"one", "other", "0% removed", "100% removed"} <= set(said)
     assert (np.asarray(figure.axes[1].get_images()[0].get_array()) == 0).all()
     with pytest.raises(VitreousError, match="only states of pixels"):
-        states_strip(model, inputs, maps, Request.removed("drop", [1, 2], "token"))
+        states_strip(model, inputs, maps, RankedRemoval.deletion("drop", [1, 2], "token"))
     with pytest.raises(VitreousError, match="step 3 is not one of the 3"):
         states_strip(model, inputs, maps, need, steps=[3])
 

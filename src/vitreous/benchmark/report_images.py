@@ -25,9 +25,9 @@ from vitreous.benchmark.summary import Finding
 from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError, one_line
 from vitreous.html import jpeg_data_uri
+from vitreous.metrics import ImageShape, RankedRemoval
 from vitreous.metrics.bootstrap import THIN
 from vitreous.metrics.perturb import perturbed
-from vitreous.metrics.requests import ImageShape, RankedRemoval
 from vitreous.models import Preprocess, VisionModel
 from vitreous.models.transforms import OWN
 from vitreous.registry.defaults import CONTROLS, display_name
@@ -141,7 +141,7 @@ def _strips(finding: Finding, sight: Sight, name: str, first: str, rows: list[in
     except VitreousError as error:
         return card(note(f"Strips are not shown: {one_line(str(error))}."), "What the model was shown")
     for metric in dict.fromkeys([first, *finding.table.metrics]):
-        needs = finding.table.judges[metric].requests(_geometry(model, finding.gathered.setting))
+        needs = finding.table.judges[metric].requests(_geometry(model, finding.gathered.setting)).values()
         states = [
             request
             for request in needs
@@ -173,7 +173,13 @@ def _strip(
     inputs, own = model.preprocess.to_tensor(seen)[None], torch.as_tensor(np.asarray(map))[None]
     setting = gathered.setting
     shown = perturbed(
-        model, inputs, own, some, upsample=setting.interpolation, ties=setting.tie_breaking, seed=gathered.seeds[0]
+        model,
+        inputs,
+        own,
+        some,
+        interpolation=setting.interpolation,
+        tie_breaking=setting.tie_breaking,
+        seed=gathered.seeds[0],
     )[0]
     kept = [c for c in gathered.tables[0].curves.get((name, metric), {}).values() if len(c.x) == len(need.spans)]
     whole = math.prod(setting.size) if need.unit == "pixel" else max(max(span) for span in need.spans)

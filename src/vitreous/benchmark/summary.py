@@ -25,10 +25,9 @@ from vitreous.benchmark.significance import LEVEL, Compared, compared, pairs_of
 from vitreous.errors import VitreousError, nearest
 from vitreous.methods import Method
 from vitreous.methods import get_method as method_of
-from vitreous.metrics.base import Metric
+from vitreous.metrics import ImageShape, Metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.curves import Array
-from vitreous.metrics.requests import ImageShape, Masks, RankedRemoval, WithoutParts
 from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.results.storage import plain
@@ -111,8 +110,8 @@ def _perturbed(part: Method) -> str:
 
 def _removals(metric: Metric) -> set[str]:
     """Return what takes the place of what a metric removes, in all its states."""
-    needs = metric.requests(_USUAL)
-    return {need.baseline for need in needs if isinstance(need, RankedRemoval | Masks | WithoutParts)} & set(SHARED)
+    requests = metric.requests(_USUAL).values()
+    return set().union(*(request.baselines(_USUAL) for request in requests)) & set(SHARED)
 
 
 def marks(methods: Mapping[str, Method], metrics: Mapping[str, Metric]) -> tuple[Flag, ...]:

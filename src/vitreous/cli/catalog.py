@@ -164,10 +164,14 @@ def _describe(info: Any) -> None:
 def _describe_metric(info: Any) -> None:
     """Print one metric: its docstring, parameters, presets and papers."""
     cost = [
-        f"{info.num_forwards} forwards per image and method" if info.num_forwards else "",
-        f"{info.num_shared_forwards} forwards per image for all methods" if info.num_shared_forwards else "",
-        "a forward per known part and image for all methods" if info.needs_parts else "",
-        f"{info.num_reattributions} further maps per image and method" if info.num_reattributions else "",
+        f"{info.default.num_forwards()} forwards per image and method" if info.default.num_forwards() else "",
+        f"{info.default.num_shared_forwards()} forwards per image for all methods"
+        if info.default.num_shared_forwards()
+        else "",
+        "a forward per known part and image for all methods" if info.default.needs_parts else "",
+        f"{info.default.num_reattributions()} further maps per image and method"
+        if info.default.num_reattributions()
+        else "",
     ]
     facts = {"better": _better(info), "cost": ", ".join(filter(None, cost)) or "nothing but the map"}
     facts["needs"] = _needs(info) or "nothing but pictures"
@@ -193,12 +197,18 @@ def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
 
 
 def _needs(info: Any) -> str:
-    return ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
+    return ", ".join([*(["labels"] if info.default.needs_labels else []), *info.default.annotation_kinds])
 
 
 def _cost(info: Any) -> str:
-    costs = {"F": info.num_forwards, "S": info.num_shared_forwards, "M": info.num_reattributions}
-    told = [f"{count} {unit}" for unit, count in costs.items() if count] + (["S per part"] if info.needs_parts else [])
+    costs = {
+        "F": info.default.num_forwards(),
+        "S": info.default.num_shared_forwards(),
+        "M": info.default.num_reattributions(),
+    }
+    told = [f"{count} {unit}" for unit, count in costs.items() if count] + (
+        ["S per part"] if info.default.needs_parts else []
+    )
     return " + ".join(told) or "0"
 
 
@@ -207,7 +217,7 @@ def _trial(info: Any) -> str:
 
 
 def _better(info: Any) -> str:
-    return "higher" if info.higher_is_better else "lower"
+    return "higher" if info.default.higher_is_better else "lower"
 
 
 def _fits(pattern: str | None, *names: str) -> bool:
@@ -242,13 +252,13 @@ def _metric(info: Any) -> dict[str, Any]:
         "aliases": list(info.aliases),
         "family": info.family,
         "summary": info.summary,
-        "higher_is_better": info.higher_is_better,
-        "forwards": info.num_forwards,
-        "shared_forwards": info.num_shared_forwards,
-        "per_part": info.needs_parts,
-        "explanations": info.num_reattributions,
-        "needs_labels": info.needs_labels,
-        "truth": list(info.truth),
+        "higher_is_better": info.default.higher_is_better,
+        "forwards": info.default.num_forwards(),
+        "shared_forwards": info.default.num_shared_forwards(),
+        "per_part": info.default.needs_parts,
+        "explanations": info.default.num_reattributions(),
+        "needs_labels": info.default.needs_labels,
+        "truth": list(info.default.annotation_kinds),
         "trial": None if info.verdict is None else dataclasses.asdict(info.verdict),
         "papers": [paper.key for paper in info.papers],
         "builds_on": [paper.key for paper in info.builds_on],

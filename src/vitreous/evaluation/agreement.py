@@ -14,7 +14,7 @@ from vitreous.errors import SpecError, VitreousError
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.explainers import named
 from vitreous.methods import Method, get_method
-from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
+from vitreous.metrics import Evaluation, Metric, MetricInfo
 from vitreous.metrics.bootstrap import Cell, interval, mean, resampled
 from vitreous.metrics.curves import Array
 from vitreous.metrics.similarity import SIMILARITIES, cka, similarity
@@ -121,11 +121,8 @@ class _Kept(Metric):
 
     grid: str = "token"
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return []
-
-    def score(self, answers: Evaluation) -> Array:
-        values = answers.values(self.explain_class, self.grid)
+    def score(self, evaluation: Evaluation) -> Array:
+        values = evaluation.maps(self.grid)
         size = np.tile(np.array(values.shape[1:], np.float64), (len(values), 1))
         return np.concatenate([size, values.reshape(len(values), -1)], axis=1)
 

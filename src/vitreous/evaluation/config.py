@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -10,19 +10,8 @@ import torch
 
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method
-from vitreous.metrics import (
-    EvaluationConfig,
-    Images,
-    ImageShape,
-    Masks,
-    Metric,
-    RankedRemoval,
-    RenderedStates,
-    Request,
-    WithoutParts,
-)
+from vitreous.metrics import EvaluationConfig, ImageShape, Metric, Request, num_states
 from vitreous.metrics.batch_runner import default_forward_batch
-from vitreous.metrics.evaluation import Layout, baselines_of
 from vitreous.models import VisionModel
 from vitreous.registry import check_at_least
 from vitreous.tracing.memory import budget_bytes, inner_batch
@@ -32,8 +21,7 @@ __all__ = ["EvaluationPlan", "image_shape_of", "with_batch_sizes"]
 
 def image_shape_of(model: VisionModel, size: tuple[int, int]) -> ImageShape:
     """Return the pixels, the tokens and the depth that metrics lay out their requests for."""
-    probe = torch.empty(1, 3, *size, dtype=model.dtype, device=model.device)
-    return ImageShape(size, model.grid(probe), model.depth)
+    return ImageShape.of(model, torch.empty(1, 3, *size, dtype=model.dtype, device=model.device))
 
 
 def with_batch_sizes(
@@ -83,18 +71,19 @@ class EvaluationPlan:
     @property
     def requests(self) -> list[Request]:
         """Everything that the metrics ask for."""
-        return [request for metric in self.metrics.values() for request in metric.requests(self.image_shape)]
+        shape = self.image_shape
+        return [request for metric in self.metrics.values() for request in metric.requests(shape).values()]
 
     @property
     def baselines(self) -> list[str]:
         """What takes the place of removed pixels."""
-        return baselines_of(self.requests, self.image_shape)
+        return sorted(frozenset[str]().union(*(request.baselines(self.image_shape) for request in self.requests)))
 
     def forwards_per_image(self) -> int | None:
         """Return how many states an image takes; ``None`` where that depends on its classes or its parts."""
         requests = self.requests
         classes = {metric.explain_class for metric in self.metrics.values()}
-        if len(classes) > 1 or any(isinstance(request, WithoutParts) for request in requests):
+        if len(classes) > 1 or any(request.count(self.image_shape) is None for request in requests):
             return None
         return forwards_per_image(requests, self.image_shape, len(self.methods))
 
@@ -113,15 +102,8 @@ class EvaluationPlan:
         }
 
 
-def forwards_per_image(requests: list[Request], image_shape: ImageShape, maps: int) -> int:
+def forwards_per_image(requests: Iterable[Request], image_shape: ImageShape, maps: int) -> int:
     """Return how many states an image takes if each of its maps explains one class."""
-    requests = list(dict.fromkeys(requests))
-    ranked = [request for request in requests if isinstance(request, RankedRemoval)]
-    own = Layout([request for request in ranked if request.by == "map"], image_shape).length
-    shared = sum(Layout([request], image_shape).length for request in ranked if request.by != "map")
-    for request in requests:
-        if isinstance(request, RenderedStates) and request.by == "map":
-            own += request.count
-        elif isinstance(request, Masks | Images | RenderedStates):
-            shared += request.count
+    requests = list(requests)
+    shared, own = (num_states(requests, image_shape, shared) for shared in (True, False))
     return 1 + shared + own * maps

@@ -221,8 +221,8 @@ class _Run:
         changes += [Change(image, everything, place) for image in images for place in source.objects(image)]
         kept = np.full((len(images), everything + 1, self.view.num_classes), np.nan)
         without = np.full((len(images), source.most_objects, self.view.num_classes), np.nan)
-        for some in cut(changes, self.engine.batch):
-            logits = self.engine.look(self._inputs(some)).double().cpu().numpy()
+        for some in cut(changes, self.engine.batch_size):
+            logits = self.engine.forward(self._inputs(some)).double().cpu().numpy()
             for change, row in zip(some, logits, strict=True):
                 place = change.image - images.start
                 if change.without < 0:
@@ -240,7 +240,7 @@ class _Run:
 
     def _maps(self, images: range, classes: Mapping[str, Array]) -> dict[str, Maps]:
         everything = 2 ** len(self.source.parts) - 1
-        clean = [self._inputs(some) for some in cut([Change(i, everything) for i in images], self.engine.batch)]
+        clean = [self._inputs(some) for some in cut([Change(i, everything) for i in images], self.engine.batch_size)]
         inputs = torch.cat(clean)
         samples = [
             Sample(LoadedImage(input_, _NOTHING, self.source.names[image]), image)

@@ -58,7 +58,7 @@ class Course:
 
     def states(self, image_shape: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
-        requests = [request for metric in self.judges.values() for request in metric.requests(image_shape)]
+        requests = [request for metric in self.judges.values() for request in metric.requests(image_shape).values()]
         return forwards_per_image(requests, image_shape, len(self.maps))
 
 
@@ -80,7 +80,7 @@ def judges_of(given: Any) -> dict[str, Metric]:
 def refusal(judge: Metric, image_shape: ImageShape) -> str | None:
     """Return why maps of scenes cannot put a metric on trial, or ``None`` where they can."""
     try:
-        needs = judge.requests(image_shape)
+        needs = judge.requests(image_shape).values()
     except VitreousError as error:
         return f"cannot be run here: {one_line(str(error))}"
     again = [need for need in needs if isinstance(need, Reattribution)]
@@ -96,7 +96,7 @@ def refusal(judge: Metric, image_shape: ImageShape) -> str | None:
 def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, baselines: int) -> Iterator[Course]:
     """Yield the runs: the first seed with all maps, the others and other substrates without the mixes."""
     again = {
-        label: any(isinstance(need, Reattribution) for need in judge.requests(image_shape))
+        label: judge.num_reattributions(image_shape) > 0
         for label, judge in judges.items()
     }
     for made_again in (False, True):
@@ -113,7 +113,7 @@ def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, b
 
 
 def _asks_again(judge: Metric, image_shape: ImageShape) -> bool:
-    return any(isinstance(need, Reattribution) for need in judge.requests(image_shape))
+    return judge.num_reattributions(image_shape) > 0
 
 
 def _changed(judge: Metric, count: int) -> list[tuple[str, Metric]]:

@@ -23,7 +23,7 @@ from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.evaluation.config import EvaluationPlan
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method, compute_attributions
-from vitreous.metrics import AnnotationRequest, Curve, Evaluation, Evaluator, Maps, Reattribution, Request
+from vitreous.metrics import Curve, Evaluation, Evaluator, Maps, Reattribution, Request
 from vitreous.metrics.batch_runner import Audit, BatchRunner
 from vitreous.metrics.curves import Array
 from vitreous.models import VisionModel
@@ -112,7 +112,7 @@ class Explaining:
                 raise VitreousError(
                     f"{name}: a {how.what} cannot be asked about {seen.name} with another head or start"
                 )
-        inputs, count = self.inputs, need.count
+        inputs, count = self.inputs, need.num_maps
         if need.images is not None:
             inputs = need.images.of(inputs, self.model.preprocess, self.plan.config.seed).flatten(0, 1)
         if need.target != "same":
@@ -270,7 +270,7 @@ def mapped(
     check_sizes(samples, plan)
     inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
     engine = BatchRunner(model, replace(plan.config, precision="float32"), on_progress)
-    known = _classes(samples, plan, engine.look(inputs))
+    known = _classes(samples, plan, engine.forward(inputs))
     wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
     began = time.perf_counter()
     explaining = Explaining(model, plan, samples, inputs, on_progress)
@@ -293,13 +293,13 @@ def unit(
     _check(samples, plan)
     inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
     pool = Evaluator(model, list(plan.metrics.values()), plan.image_shape, plan.columns, plan.config, on_progress)
-    looked = pool.engine.look(inputs)
+    looked = pool.runner.forward(inputs)
     known = _classes(samples, plan, looked)
     wanted = {mode: known.get(mode, known["pred"]) for mode in pool.modes}
     began = time.perf_counter()
     explaining = Explaining(model, plan, samples, inputs, on_progress)
     maps = explaining.maps(wanted) if maps is None else maps
-    again = explaining.again(pool.explained, wanted, looked)
+    again = explaining.again(pool.reattributions, wanted, looked)
     seconds = time.perf_counter() - began
     pool.add(inputs, looked, known, maps, [sample.annotation for sample in samples])
     answers = pool.finish(again)
@@ -310,12 +310,14 @@ def unit(
         maps=maps,
         parts=parts,
         curves=curves,
-        flags={(name, mode): answers[name].flags(mode) for name in plan.methods for mode in pool.modes},
-        confidence={name: np.exp(some.clean(name)) for name in plan.columns if name != "given"},
-        states=pool.engine.states,
-        audit=pool.engine.audit,
+        flags={(name, mode): answers[name].with_classes(mode).flags for name in plan.methods for mode in pool.modes},
+        confidence={
+            name: some.with_classes(score_class=name).clean_probability() for name in plan.columns if name != "given"
+        },
+        states=pool.runner.states,
+        audit=pool.runner.audit,
         inner=explaining.inner.size,
-        at_once=pool.engine.inner.size,
+        at_once=pool.runner.inner_batch.size,
         explaining=seconds,
     )
 
@@ -327,7 +329,7 @@ def _read(
 
     def of(name: str) -> list[tuple[str, str, Array, Mapping[str, Curve]]]:
         judged = plan.metrics.items()
-        return [(name, l, m.checked_parts(answers[name]), m.checked_curves(answers[name])) for l, m in judged]
+        return [(name, label, *metric.read(answers[name])) for label, metric in judged]
 
     with ThreadPoolExecutor(thread_name_prefix="vitreous-read") as pool:
         found = [row for rows in pool.map(of, plan.methods) for row in rows]
@@ -371,8 +373,7 @@ def _check(samples: Sequence[Sample], plan: EvaluationPlan) -> None:
     for label, judge in plan.metrics.items():
         if judge.needs_labels and not plan.has_labels:
             raise TargetError(f"{label} needs the true classes: give labels")
-        for need in judge.requests(plan.image_shape):
-            if isinstance(need, AnnotationRequest):
-                for sample in samples:
-                    if sample.annotation is None or not sample.annotation.has(need.kind):
-                        raise ImageError(f"{label} needs the {need.kind} of {sample.picture.name}: give truth")
+        for kind in judge.annotation_kinds:
+            for sample in samples:
+                if sample.annotation is None or not sample.annotation.has(kind):
+                    raise ImageError(f"{label} needs the {kind} of {sample.picture.name}: give truth")

@@ -1,6 +1,6 @@
-"""Metrics: what judges the maps. The state engine runs what they ask for, once; one file per family of metrics.
+"""Metrics: what evaluates the maps. Equal states that they request run once; one file per family of metrics.
 
-Third parties offer theirs under the entry-point group ``vitreous.metrics``.
+Other packages offer theirs under the entry-point group ``vitreous.metrics``.
 """
 
 # Importing a family registers its metrics; the order is the order of the tables.
@@ -16,18 +16,16 @@ from vitreous.metrics import (  # noqa: F401  # isort: skip
     segmentation,
 )
 from vitreous.metrics.base import Metric, MetricInfo, MetricResult, get_metric, list_metrics, register_metric
-from vitreous.metrics.baselines import SUBSTRATES, Baseline
-from vitreous.metrics.batch_runner import BatchRunner
+from vitreous.metrics.baselines import BASELINES, Baseline
+from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig
 from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
-from vitreous.metrics.config import EvaluationConfig
 from vitreous.metrics.curves import Curve
-from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.evaluator import Evaluator, Maps
+from vitreous.metrics.evaluation import Evaluation, Evaluator, Maps
+from vitreous.metrics.perturb import ImageShape
 from vitreous.metrics.requests import (
     AnnotationRequest,
     GivenMasks,
     Images,
-    ImageShape,
     Masks,
     Measured,
     RandomMasks,
@@ -36,39 +34,41 @@ from vitreous.metrics.requests import (
     RenderedStates,
     Request,
     WithoutParts,
+    num_states,
 )
 
 __all__ = [
-    "SUBSTRATES",
-    "Evaluation",
-    "EvaluationConfig",
+    "BASELINES",
+    "AnnotationRequest",
+    "Baseline",
+    "BatchRunner",
     "Bin",
     "Curve",
     "Difference",
-    "RenderedStates",
-    "BatchRunner",
-    "Reattribution",
-    "ImageShape",
+    "Evaluation",
+    "EvaluationConfig",
+    "Evaluator",
     "GivenMasks",
+    "ImageShape",
     "Images",
-    "MetricInfo",
     "Interval",
     "Maps",
     "Masks",
     "Measured",
     "Metric",
-    "Request",
-    "Evaluator",
-    "RandomMasks",
+    "MetricInfo",
     "MetricResult",
+    "RandomMasks",
     "RankedRemoval",
-    "Baseline",
-    "AnnotationRequest",
+    "Reattribution",
+    "RenderedStates",
+    "Request",
     "WithoutParts",
     "bins",
     "difference",
-    "intervals",
     "get_metric",
+    "intervals",
     "list_metrics",
+    "num_states",
     "register_metric",
 ]

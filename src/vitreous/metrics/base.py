@@ -1,6 +1,6 @@
-"""The contract of a metric: which states it needs, and how a score is read out of them.
+"""The contract of a metric: which states it requests, and how a score is read from the answers.
 
-Every metric by name, with what there is to know about it as data; spelled as methods are.
+Every metric is registered by name, with what is known about it as data; its specs are written as those of methods are.
 """
 
 from __future__ import annotations
@@ -15,25 +15,18 @@ import numpy as np
 
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import MapError, SpecError, VitreousError, one_line
+from vitreous.metrics.baselines import check_baseline
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve
-from vitreous.metrics.evaluation import Layout
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
 from vitreous.metrics.ranking import FLAGS
-from vitreous.metrics.requests import (
-    AnnotationRequest,
-    Images,
-    ImageShape,
-    Masks,
-    RankedRemoval,
-    Reattribution,
-    RenderedStates,
-    Request,
-    WithoutParts,
-)
+from vitreous.metrics.requests import Request, num_states
 from vitreous.registry import (
     Paper,
     Parameter,
     Registry,
+    check_at_least,
     check_choice,
     find_papers,
     format_value,
@@ -42,29 +35,33 @@ from vitreous.registry import (
 )
 
 if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
     from vitreous.metrics.verdicts import Verdict
 
-__all__ = [
-    "MetricInfo",
-    "Metric",
-    "MetricResult",
-    "as_parts",
-    "check_widths",
-    "find",
-    "get_metric",
-    "list_metrics",
-    "register_metric",
-]
+_USUAL_SHAPE = ImageShape((224, 224), (14, 14))
 
-_USUAL = ImageShape((224, 224), (14, 14))
+
+def choice(default: str, *others: str, kw_only: bool = False) -> Any:
+    """Return a field that takes one of a few words."""
+    return field(default=default, kw_only=kw_only, metadata={"check": check_choice, "limit": (default, *others)})
+
+
+def number(default: float, at_least: float, kw_only: bool = False) -> Any:
+    """Return a field that takes a number that is not too small."""
+    return field(default=default, kw_only=kw_only, metadata={"check": check_at_least, "limit": at_least})
+
+
+def baseline_name(default: str, fades: bool = False) -> Any:
+    """Return a field that takes the name of a baseline of images."""
+    return field(
+        default=default, metadata={"check": lambda _, name, limit: check_baseline(name, limit), "limit": fades}
+    )
 
 
 @dataclass(frozen=True)
 class MetricResult:
-    """What one metric has collected: ``parts`` ``[n, P]`` per image, and what is known about the maps behind them.
+    """What one metric has collected: ``parts`` ``[n, P]`` per image, and the ``flags`` of the maps behind them.
 
-    Images whose map was left out have NaN; they are counted, and no mean sees them.
+    Images whose map was left out have NaN; they are counted, and no mean includes them.
     """
 
     metric: Metric
@@ -91,45 +88,67 @@ class MetricResult:
 class Metric:
     """Base of all metrics; subclasses are dataclasses whose fields are the parameters.
 
-    A metric says what it ``needs`` (states, masks, other images, maps made again, truth) and how scores are ``read``
-    from the answers: one number per image, or several parts that it then ``aggregate`` s itself (a ratio of sums, a
-    correlation, an average precision). It collects as torchmetrics do: ``update`` with answers, ``compute``, ``reset``,
-    ``merge`` with another of the same parameters.
+    A metric names its ``requests`` (perturbed images, masks, other images, maps computed again, annotations) and reads
+    a ``score`` from the answers: one number per image, or several parts that it then ``aggregate`` s itself (a ratio of
+    sums, a correlation, an average precision). It collects as torchmetrics do: ``update`` with an evaluation,
+    ``compute``, ``reset``, ``merge`` with another of the same parameters.
 
-    ``explain`` is the class that the maps explain: ``given`` (what the caller asked for), ``pred`` or ``label``.
-    ``score`` is the class whose probability is read: ``pred``, ``label`` or ``explained``.
+    Parameters
+    ----------
+    explain_class : str, default "given"
+        The class that the maps explain: ``"given"`` (what the caller chose as target), ``"pred"`` or ``"label"``.
+    score_class : str, default "pred"
+        The class whose probability is read: ``"pred"``, ``"label"`` or ``"explained"``.
     """
 
-    explain_class: str = dataclasses.field(default="given", kw_only=True)
-    score_class: str = dataclasses.field(default="pred", kw_only=True)
+    explain_class: str = choice("given", "pred", "label", kw_only=True)
+    score_class: str = choice("pred", "label", "explained", kw_only=True)
 
     info: ClassVar[MetricInfo]
     higher_is_better: ClassVar[bool] = True
     needs_correctness: ClassVar[bool] = False
     """Whether correctness is read, so that true classes are needed whatever is scored."""
     x_axis: ClassVar[str] = "share"
-    """What its curves run over, where that is not how much of the image is gone."""
+    """What its curves run over, where that is not how much of the image is removed."""
     can_exclude_images: ClassVar[bool] = False
     """Whether its protocol leaves images out, the same ones for every map: they have no score."""
 
     def __post_init__(self) -> None:
-        check_choice("explain_class", self.explain_class, ("given", "pred", "label"))
-        check_choice("score_class", self.score_class, ("pred", "label", "explained"))
+        for parameter in dataclasses.fields(self):
+            if "check" in parameter.metadata:
+                parameter.metadata["check"](parameter.name, getattr(self, parameter.name), parameter.metadata["limit"])
         self.check()
         self.reset()
 
     def check(self) -> None:
-        """Refuse parameters that mean nothing."""
+        """Refuse combinations of parameters that mean nothing."""
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        """Return what this metric reads."""
-        raise VitreousError(f"{self.info.name} must define needs")
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        """Return what this metric reads, by names of its own.
 
-    def score(self, answers: Evaluation) -> Array:
-        """Return one score per image, ``[B]``, or its parts ``[B, P]``; NaN where the map was left out."""
-        raise VitreousError(f"{self.info.name} must define read")
+        Parameters
+        ----------
+        image_shape : ImageShape
+            Rows and columns of the pixels and of the patch tokens.
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
+        Returns
+        -------
+        dict of str to Request
+            Nothing, for a metric that reads the maps alone.
+        """
+        return {}
+
+    def score(self, evaluation: Evaluation) -> Array:
+        """Return one score per image, ``[B]``, or its parts ``[B, P]``; NaN where the map was left out.
+
+        Parameters
+        ----------
+        evaluation : Evaluation
+            The answers to ``requests``, by their names, and the maps.
+        """
+        raise VitreousError(f"{self.info.name} must define score")
+
+    def curves(self, evaluation: Evaluation) -> Mapping[str, Curve]:
         """Return the curves that the score is read from, by name; most metrics of removal have one."""
         return {}
 
@@ -151,68 +170,64 @@ class Metric:
             return self.per_image(parts)[:, None], mean
         return parts, self.aggregate
 
-    # -- what is read, checked -------------------------------------------------------------------------
+    # -- reading, checked ------------------------------------------------------------------------------
 
-    def checked_parts(self, answers: Evaluation) -> Array:
-        """Return what ``read`` returns as ``[B, P]``; refuse what is not a real number, or a row of them, per image."""
-        value = self.score(answers)
+    def read(self, evaluation: Evaluation) -> tuple[Array, Mapping[str, Curve]]:
+        """Return the parts ``[B, P]`` of every score and the curves behind them; refuse what is neither."""
+        requests = self.requests(evaluation.image_shape)
+        own = evaluation.with_classes(self.explain_class, self.score_class, requests)
+        curves = self.curves(own)
+        for name, curve in curves.items():
+            if np.shape(curve.y) != (len(own), *np.shape(curve.x)) or np.ndim(curve.x) != 1:
+                shapes = f"{list(np.shape(curve.y))} over {list(np.shape(curve.x))}"
+                raise MapError(f"{self.spec}: curve {name!r} is {shapes}; it must be [{len(own)}, J] over [J]")
+        return self._checked(self.score(own), len(own)), curves
+
+    def _checked(self, value: Any, images: int) -> Array:
         try:
             array = np.asarray(value)
             is_real = array.dtype.kind in "fiub"
         except Exception as error:  # whatever an array-like object does, such as a tensor on a GPU
-            raise MapError(f"{self.spec}: read returned no array ({one_line(str(error))[:200]})") from None
+            raise MapError(f"{self.spec}: score returned no array ({one_line(str(error))[:200]})") from None
         if not is_real or array.ndim not in (1, 2) or 0 in array.shape[1:]:
             kind = f"{list(array.shape)} of {array.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-            raise MapError(f"{self.spec}: read returned {kind}; scores are real numbers [B], or parts [B, P]")
-        if len(array) != len(answers):
-            raise MapError(f"{self.spec}: read returned {len(array)} scores for {len(answers)} images")
+            raise MapError(f"{self.spec}: score returned {kind}; scores are real numbers [B], or parts [B, P]")
+        if len(array) != images:
+            raise MapError(f"{self.spec}: score returned {len(array)} scores for {images} images")
         parts = as_parts(array)
         if is_external(type(self)):
-            self._check_aggregates(parts)
+            self._check_shape("per_image", [len(parts)], lambda: self.per_image(parts.copy()))
+            self._check_shape("aggregate", [2], lambda: self.aggregate(parts.copy(), np.ones((2, len(parts)))))
         return parts
 
-    def _check_aggregates(self, parts: Array) -> None:
-        checks: list[tuple[str, int, Callable[[], Array]]] = [
-            ("per_image", len(parts), lambda: self.per_image(parts.copy())),
-            ("aggregate", 2, lambda: self.aggregate(parts.copy(), np.ones((2, len(parts))))),
-        ]
-        for name, count, compute in checks:
-            with np.errstate(all="ignore"):
-                shape = list(np.shape(compute()))
-            if shape != [count]:
-                raise MapError(f"{self.spec}: {name} returned the shape {shape}, not [{count}]")
-
-    def checked_curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        """Return what ``curves`` returns; refuse a line that is not ``[B, J]`` over its ``[J]`` fractions."""
-        curves = self.curves(answers)
-        for name, curve in curves.items():
-            if np.shape(curve.y) != (len(answers), *np.shape(curve.x)) or np.ndim(curve.x) != 1:
-                shapes = f"{list(np.shape(curve.y))} over {list(np.shape(curve.x))}"
-                raise MapError(f"{self.spec}: curve {name!r} is {shapes}; it must be [{len(answers)}, J] over [J]")
-        return curves
+    def _check_shape(self, name: str, expected: list[int], compute: Callable[[], Array]) -> None:
+        with np.errstate(all="ignore"):
+            shape = list(np.shape(compute()))
+        if shape != expected:
+            raise MapError(f"{self.spec}: {name} returned the shape {shape}, not {expected}")
 
     # -- collecting ------------------------------------------------------------------------------------
 
-    def update(self, answers: Evaluation) -> None:
-        """Take in the answers about some maps."""
-        parts = self.checked_parts(answers)
+    def update(self, evaluation: Evaluation) -> None:
+        """Collect the scores of some maps."""
+        parts, _ = self.read(evaluation)
         check_widths(self.spec, [*self._parts[:1], parts])
         self._parts.append(parts)
-        self._flags.append(np.asarray(answers.flags(self.explain_class)))
+        self._flags.append(np.asarray(evaluation.with_classes(self.explain_class).flags))
 
     def compute(self) -> MetricResult:
-        """Return the scores of everything taken in so far."""
+        """Return the scores of everything collected so far."""
         if not self._parts:
             raise MapError(f"{self.spec} has seen no maps yet")
         return MetricResult(self, np.concatenate(self._parts), np.concatenate(self._flags))
 
     def reset(self) -> None:
-        """Forget everything taken in."""
+        """Forget everything collected."""
         self._parts: list[Array] = []
         self._flags: list[Array] = []
 
     def merge(self, other: Metric) -> None:
-        """Take in what another metric has collected, after one's own."""
+        """Add what another metric has collected, after one's own."""
         if other.spec != self.spec:
             raise SpecError(f"{self.spec} cannot be merged with {other.spec}")
         self._parts += other._parts
@@ -225,41 +240,34 @@ class Metric:
         """Whether true classes have to be known."""
         return self.needs_correctness or "label" in (self.explain_class, self.score_class)
 
-    def num_forwards(self, image_shape: ImageShape = _USUAL) -> int:
-        """How many states of its own each map needs; the clean image and bare substrates are shared by all."""
-        needs = self.requests(image_shape)
-        own = Layout(
-            [need for need in needs if isinstance(need, RankedRemoval) and need.by == "map"], image_shape
-        ).length
-        return own + sum(need.count for need in needs if isinstance(need, RenderedStates) and need.by == "map")
+    def num_forwards(self, image_shape: ImageShape = _USUAL_SHAPE) -> int:
+        """How many states of its own each map takes; the clean image and bare baselines are shared by all."""
+        return num_states(self.requests(image_shape).values(), image_shape, shared=False)
 
-    def num_shared_forwards(self, image_shape: ImageShape = _USUAL) -> int:
-        """How many states each image needs beside the clean one, once for all methods."""
-        needs = set(self.requests(image_shape))
-        orders = [need for need in needs if isinstance(need, RankedRemoval) and need.by != "map"]
-        others = [need.count for need in needs if isinstance(need, Masks | Images)]
-        others += [need.count for need in needs if isinstance(need, RenderedStates) and need.by != "map"]
-        return sum(Layout([need], image_shape).length for need in orders) + sum(others)
+    def num_shared_forwards(self, image_shape: ImageShape = _USUAL_SHAPE) -> int:
+        """How many states each image takes beside the clean one, once for all methods."""
+        return num_states(self.requests(image_shape).values(), image_shape, shared=True)
 
     @property
     def needs_parts(self) -> bool:
-        """Whether each image needs a state more for every part that is known of it, once for all methods."""
-        return any(isinstance(need, WithoutParts) for need in self.requests(_USUAL))
+        """Whether each image takes one more state for every part that is annotated, once for all methods."""
+        return any(request.count(_USUAL_SHAPE) is None for request in self.requests(_USUAL_SHAPE).values())
 
-    def num_reattributions(self, image_shape: ImageShape = _USUAL) -> int:
-        """How many further maps of each image have to be made."""
-        return sum(need.count for need in set(self.requests(image_shape)) if isinstance(need, Reattribution))
+    def num_reattributions(self, image_shape: ImageShape = _USUAL_SHAPE) -> int:
+        """How many further maps of each image have to be computed."""
+        return sum(request.num_maps for request in set(self.requests(image_shape).values()))
 
     @property
     def annotation_kinds(self) -> tuple[str, ...]:
-        """What has to be known about every picture."""
-        return tuple(need.kind for need in self.requests(_USUAL) if isinstance(need, AnnotationRequest))
+        """What has to be known about every image: ``mask``, ``boxes``, ``parts`` or any ``region``."""
+        kinds = (request.annotation for request in self.requests(_USUAL_SHAPE).values())
+        return tuple(kind for kind in kinds if kind is not None)
 
     @property
     def spec(self) -> str:
-        """The shortest spelling that gives this metric again."""
-        given = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
-        parts = [f"{name}={format_value(value)}" for name, value, default in given if value != default]
+        """The shortest spec that gives this metric again."""
+        values = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
+        parts = [f"{name}={format_value(value)}" for name, value, default in values if value != default]
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
@@ -269,11 +277,11 @@ class Metric:
 
     @property
     def code(self) -> str:
-        """A digest of the code of a metric from elsewhere; nothing for those of Vitreous, whose spellings suffice."""
+        """A digest of the code of a metric of another package; nothing for those of Vitreous, whose specs suffice."""
         return code_digest(type(self)) if is_external(type(self)) else ""
 
     def clone(self) -> Metric:
-        """Return the same metric with nothing taken in."""
+        """Return the same metric with nothing collected."""
         return type(self)(**self.settings)
 
     def __str__(self) -> str:
@@ -287,9 +295,9 @@ def check_widths(name: str, parts: Sequence[Array]) -> None:
         raise MapError(f"{name} returned {' and '.join(map(str, widths))} parts for images of one table")
 
 
-def as_parts(read: Array) -> Array:
+def as_parts(scores: Array) -> Array:
     """Return what a metric has read as ``[n, P]``."""
-    array = np.asarray(read, np.float64)
+    array = np.asarray(scores, np.float64)
     return array[:, None] if array.ndim == 1 else array
 
 
@@ -298,7 +306,7 @@ M = TypeVar("M", bound=type[Metric])
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """One line of ``vitreous metrics``."""
+    """One line of ``vitreous metrics``; ``builds_on`` are papers whose ideas it uses without being proposed there."""
 
     name: str
     family: str
@@ -306,10 +314,8 @@ class MetricInfo:
     aliases: tuple[str, ...] = ()
     papers: tuple[Paper, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    example: str = ""
-    """Words that show how a required parameter is given; there is none so far."""
     builds_on: tuple[Paper, ...] = ()
-    """Papers whose ideas it uses without being proposed there: it is our own."""
+    example: ClassVar[str] = ""  # no metric has a required parameter
 
     @property
     def summary(self) -> str:
@@ -322,46 +328,16 @@ class MetricInfo:
         return parameters_of(self.factory, MetricInfo=MetricInfo)
 
     @property
-    def higher_is_better(self) -> bool:
-        """The direction, with the parameters left as they are."""
-        return self.factory().higher_is_better
-
-    @property
-    def needs_labels(self) -> bool:
-        """Whether true classes have to be known, with the parameters left as they are."""
-        return self.factory().needs_labels
-
-    @property
-    def annotation_kinds(self) -> tuple[str, ...]:
-        """What has to be known about every picture: ``mask``, ``boxes``, ``parts`` or any ``region``."""
-        return self.factory().annotation_kinds
-
-    @property
-    def num_reattributions(self) -> int:
-        """Further maps of each image that have to be made, for a model of twelve blocks."""
-        return self.factory().num_reattributions()
-
-    @property
-    def needs_parts(self) -> bool:
-        """Whether all methods share a state more for every known part of an image."""
-        return self.factory().needs_parts
-
-    @property
-    def num_shared_forwards(self) -> int:
-        """States of each image that all methods share."""
-        return self.factory().num_shared_forwards()
+    def default(self) -> Metric:
+        """The metric with all parameters left as they are: its direction, its costs, what it needs."""
+        return self.factory()
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the shipped trial found about it; ``None`` if no trial has seen it."""
+        """What the shipped meta-evaluation says about it; ``None`` if it was in none."""
         from vitreous.metrics.verdicts import verdict
 
-        return verdict(self.factory())
-
-    @property
-    def num_forwards(self) -> int:
-        """States of its own per image and method, at 224 x 224 pixels in 14 x 14 patches."""
-        return self.factory().num_forwards()
+        return verdict(self.default)
 
 
 FAMILIES = (
@@ -375,7 +351,7 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-SHELF: Registry[MetricInfo] = Registry("metric", "vitreous.metrics", FAMILIES)
+REGISTRY: Registry[MetricInfo] = Registry("metric", "vitreous.metrics", FAMILIES)
 
 
 def register_metric(
@@ -387,34 +363,76 @@ def register_metric(
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     builds_on: tuple[str | Paper, ...] = (),
 ) -> Callable[[M], M]:
-    """Give a metric class its name; used as a decorator on a dataclass.
+    """Register a metric class under a name; used as a decorator on a dataclass.
 
-    ``papers`` propose it, ``builds_on`` are those whose ideas it uses without being proposed there: keys of
-    ``papers.PAPERS`` or ``Paper`` objects of one's own.
+    Parameters
+    ----------
+    name : str
+        What it is called in specs.
+    family : str
+        Under which heading tables show it.
+    papers : tuple of str or Paper
+        Those that propose it: keys of ``vitreous.registry.PAPERS`` or ``Paper`` objects.
+    aliases : tuple of str
+        Other names.
+    presets : dict of str to dict
+        Parameters by the name that follows ``@``.
+    builds_on : tuple of str or Paper
+        Papers whose ideas it uses without being proposed there.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from vitreous.metrics.base import REGISTRY
+    >>> @vt.register_metric("peak", family="complexity")
+    ... @dataclass
+    ... class Peak(vt.Metric):
+    ...     def score(self, evaluation):
+    ...         return evaluation.maps().max(axis=(1, 2))
+    >>> vt.evaluate(model, images[:2], "ixg", "peak", n_bootstrap=10, controls=False)["ixg", "peak"].shape
+    (2,)
+    >>> del REGISTRY.by_name["peak"]
     """
 
-    def decorate(make: M) -> M:
+    def decorate(factory: M) -> M:
         info = MetricInfo(
-            name, family, make, aliases, find_papers(papers), presets or {}, builds_on=find_papers(builds_on)
+            name, family, factory, aliases, find_papers(papers), presets or {}, builds_on=find_papers(builds_on)
         )
-        SHELF.add(info)
-        make.info = info
-        return make
+        REGISTRY.add(info)
+        factory.info = info
+        return factory
 
     return decorate
 
 
-def find(name: str) -> MetricInfo:
-    """Return the metric called ``name`` or one of its aliases."""
-    return SHELF.find(name)
-
-
 def list_metrics() -> list[MetricInfo]:
-    """Return all metrics, family by family."""
-    return SHELF.all()
+    """Return all metrics, family by family.
+
+    Returns
+    -------
+    list of MetricInfo
+        What each is called, its paper, its parameters and presets.
+
+    Examples
+    --------
+    >>> [info.name for info in vt.list_metrics() if info.family == "complexity"]
+    ['gini', 'entropy', 'effective_complexity']
+    """
+    return REGISTRY.all()
 
 
 def get_metric(spec: str | Metric) -> Metric:
-    """Return the metric that a spelling means; a metric is returned as it is."""
-    made: Metric = parse_spec(spec, Metric, SHELF)
-    return made
+    """Return the metric of a spec; a metric is returned as it is.
+
+    Parameters
+    ----------
+    spec : str or Metric
+        A name, with a preset and parameters if wanted: ``"deletion@tis(steps=8)"``.
+
+    Examples
+    --------
+    >>> vt.get_metric("deletion(baseline=black, steps=8)").num_forwards()
+    7
+    """
+    metric: Metric = parse_spec(spec, Metric, REGISTRY)
+    return metric

@@ -1,18 +1,15 @@
-"""The substrate of ROAD: removed pixels become the weighted mean of their neighbours, plus a little noise.
-
-For every removed pixel i, over its neighbours j inside the image with weights w (1/6 along the edges, 1/12 along the
-diagonals): ``(sum_j w_ij) z_i - sum_{j removed} w_ij z_j = sum_{j known} w_ij x_j``. The system is symmetric, and
-positive definite as long as one pixel is known; with none left, the picture is its mean colour. Noise of deviation 0.01
-in pixel units is added to the removed pixels, one field per image, drawn from its content (Rong et al., "A Consistent
-and Efficient Evaluation Strategy for Attribution Methods", ICML 2022).
-
-A whole batch of states is solved together on the device, just before the model sees it: see ``multigrid``. Until then a
-removed pixel holds its noise, and a mask says that it is missing.
-
-Substrates: the images that take the place of what is removed, each under one unambiguous name.
+"""Baselines: the images that take the place of what is removed, each under one unambiguous name.
 
 Everything is in the model's normalised input space; colours that are meant in pixels are brought there with the
 model's own mean and deviation. A blur whose kernel sums to one under reflecting borders is the same in both spaces.
+
+The baseline of ROAD (Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", ICML 2022)
+depends on what is removed. For every removed pixel i, over its neighbours j inside the image with weights w (1/6 along
+the edges, 1/12 along the diagonals): ``(sum_j w_ij) z_i - sum_{j removed} w_ij z_j = sum_{j not removed} w_ij x_j``.
+The system is symmetric, and positive definite as long as one pixel is left; with none left, the image is its mean
+colour. Noise of deviation 0.01 in pixel units is added to the removed pixels, one field per image, drawn from its
+content. A whole batch of states is solved together on the device, just before the model runs it: see ``inpainting``.
+Until then a removed pixel holds its noise, and a mask says that it is missing.
 """
 
 from __future__ import annotations
@@ -25,59 +22,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpecError, nearest
-from vitreous.metrics.inpainting import filled
 from vitreous.models import Preprocess
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "DROP",
-    "SUBSTRATES",
-    "Baseline",
-    "bare",
-    "check_baseline",
-    "complete",
-    "noise",
-    "rise_kernel",
-    "baseline_images",
-]
-
 _SIGMA = 0.01
 
-
-def noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    """Return the noise of each image, ``[B, 3, H, W]``, in normalised units."""
-    drawn = PRNGKey.of_images(seed, "noisy_linear", inputs).normal(*inputs.shape[1:])
-    return drawn.to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
-
-
-def bare(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    """Return what is left when every pixel is gone: the mean colour and the noise."""
-    return inputs.mean(dim=(2, 3), keepdim=True) + noise(inputs, preprocess, seed)
-
-
-def complete(states: Tensor, missing: Tensor) -> Tensor:
-    """Return states ``[m, 3, H, W]`` whose ``missing`` pixels ``[m, H, W]``, which hold their noise, are filled in."""
-    return filled(states, missing)
-
-
 DROP = "drop"
-"""The substrate of token states: the token leaves the sequence."""
+"""The baseline of token states: the token leaves the sequence."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """One substrate; ``make`` gets images ``[B, 3, H, W]``, the model's preprocessing and a seed.
+    """One baseline; ``make`` gets images ``[B, 3, H, W]``, the model's preprocessing and a seed.
 
-    ``constant`` colours are ``[1, 3, 1, 1]`` for all images: their bare image is run once for a whole data set.
+    ``constant`` colours are ``[1, 3, 1, 1]`` for all images: their image is run once for a whole data set. If it
+    ``imputes``, it depends on what is removed; ``make`` is then the image with everything removed.
     """
 
     name: str
-    what: str
+    description: str
     make: Callable[[Tensor, Preprocess, int], Tensor]
     constant: bool = False
     random: bool = False
     imputes: bool = False
-    """Whether it depends on what is removed; ``make`` is then the image with everything removed."""
 
 
 def rise_kernel() -> Tensor:
@@ -95,12 +62,21 @@ def rise_kernel() -> Tensor:
     return torch.outer(line, line)
 
 
+def noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
+    """Return the noise that ROAD adds to each image, ``[B, 3, H, W]``, in normalised units."""
+    normal = PRNGKey.of_images(seed, "noisy_linear", inputs).normal(*inputs.shape[1:])
+    return normal.to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
+
+
+def _mean_colour_and_noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
+    return inputs.mean(dim=(2, 3), keepdim=True) + noise(inputs, preprocess, seed)
+
+
 def _colour(value: float, inputs: Tensor, preprocess: Preprocess) -> Tensor:
-    mean, std = (inputs.new_tensor(each).view(1, -1, 1, 1) for each in (preprocess.mean, preprocess.std))
-    return (value - mean) / std
+    return preprocess.normalize(inputs.new_full((1, inputs.shape[1], 1, 1), value))
 
 
-def _noise(inputs: Tensor, seed: int) -> Tensor:
+def _uniform(inputs: Tensor, seed: int) -> Tensor:
     """U[0, 1) per element, drawn from the image's content: the same for every method and curve."""
     return PRNGKey.of_images(seed, "uniform_norm", inputs).uniform(*inputs.shape[1:]).to(inputs)
 
@@ -143,32 +119,26 @@ _ALL = (
         "mean of each channel of the image (ROAD)",
         lambda x, p, s: x.mean(dim=(2, 3), keepdim=True).expand_as(x).contiguous(),
     ),
-    Baseline("uniform_norm", "U[0, 1) noise in normalised space (TIS)", lambda x, p, s: _noise(x, s), random=True),
+    Baseline("uniform_norm", "U[0, 1) noise in normalised space (TIS)", lambda x, p, s: _uniform(x, s), random=True),
     Baseline("blur_rise", "RISE's 11 x 11 kernel, zero padding in normalised space", lambda x, p, s: _rise(x)),
     Baseline("blur_tv", "11 x 11 Gaussian, sigma 5, reflect (TIS)", lambda x, p, s: _gauss(x, 11, 5.0)),
     Baseline(
         "noisy_linear",
         "weighted mean of the neighbours, plus noise of 0.01 (ROAD)",
-        bare,
+        _mean_colour_and_noise,
         random=True,
         imputes=True,
     ),
     Baseline("blur_51", "51 x 51 Gaussian, sigma 50, reflect (CoIBA)", lambda x, p, s: _gauss(x, 51, 50.0)),
 )
-SUBSTRATES: dict[str, Baseline] = {each.name: each for each in _ALL}
+BASELINES: dict[str, Baseline] = {baseline.name: baseline for baseline in _ALL}
 
 
 def check_baseline(name: str, fades: bool = False) -> None:
-    """Refuse a word that is no substrate of images, or none that an image could fade into."""
+    """Refuse what is no baseline of images, or one that an image cannot be faded into."""
     if name == DROP:
-        raise SpecError("substrate 'drop' removes tokens; use a token metric such as token_deletion_accuracy")
-    if name not in SUBSTRATES:
-        known = ", ".join(SUBSTRATES)
-        raise SpecError(f"unknown substrate {name!r} (there are: {known}){nearest(name, SUBSTRATES)}")
-    if fades and SUBSTRATES[name].imputes:
-        raise SpecError(f"substrate {name!r} depends on what is removed; an image cannot fade into it")
-
-
-def baseline_images(name: str, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    """Return the substrate of each image, ``[B, 3, H, W]``, or ``[1, 3, 1, 1]`` where it is one colour for all."""
-    return SUBSTRATES[name].make(inputs, preprocess, seed)
+        raise SpecError("baseline 'drop' removes tokens; use a token metric such as token_deletion_accuracy")
+    if name not in BASELINES:
+        raise SpecError(f"unknown baseline {name!r} (there are: {', '.join(BASELINES)}){nearest(name, BASELINES)}")
+    if fades and BASELINES[name].imputes:
+        raise SpecError(f"baseline {name!r} depends on what is removed; an image cannot fade into it")

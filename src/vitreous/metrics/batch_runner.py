@@ -1,10 +1,9 @@
-"""The audit: half precision held against float32 on a sample of the states.
+"""Runs states: takes them from any request, fills batches, runs the model, keeps a few numbers of each state.
 
-The state engine: takes states from anyone, fills batches, runs the model, hands back a few numbers for each state.
-
-Batches are filled across images, maps, substrates, families and steps, in one buffer that is written in place. Only the
+Batches are filled across images, maps, baselines, requests and steps, in one buffer that is written in place. Only the
 logits and log-probabilities of the scored classes and the arg-max stay, on the device, until one copy at the end.
-Token states are batched by the number of tokens kept, so that nothing is padded.
+Token states are batched by the number of tokens kept, so that nothing is padded. Half precision is audited: a sample of
+the states is run again in float32.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,23 +20,94 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, TargetError
-from vitreous.metrics import baselines as road
-from vitreous.metrics.config import EvaluationConfig
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import Readings
-from vitreous.metrics.perturb import Write
+from vitreous.metrics.inpainting import filled
+from vitreous.metrics.perturb import Renderer, RenderTask, Write
 from vitreous.models import VisionModel
+from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing.memory import InnerBatch, inner_batch
+from vitreous.tracing.prng import check_seed
 from vitreous.tracing.runner import refuse_not_finite
 
-__all__ = [
-    "Audit",
-    "Auditor",
-    "BatchRunner",
-    "default_forward_batch",
-]
+_log = logging.getLogger(__name__)
+_AUDITED = 32  # states that are run again together; after each such group they are picked half as often
+_AUTOCAST = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
-_TOGETHER = 32  # states that are run again together; after each such group they are picked half as often
+
+def _one_of(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"choices": (default, *choices)})
+
+
+def _size(default: float) -> Any:
+    return field(default=default, metadata={"identity": False})
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How a set of scores is made; the same in ``evaluate``, in a benchmark file and in the batch runner.
+
+    The sizes at the end are numbers, not guesses: with the same sizes the same bits come out, with others the last
+    digits of a score may differ and nothing else, so they are no part of its identity.
+
+    Parameters
+    ----------
+    target : str, default "pred"
+        The class that is explained where a metric has none of its own: the predicted one (``"pred"``), the true one
+        (``"label"``), or the one given with each sample (``"given"``).
+    output : str, default "logit"
+        What is explained of the class: ``"logit"``, ``"prob"`` or ``"logprob"``.
+    class_subset : tuple of int, optional
+        The classes that the softmax is restricted to; all of them by default.
+    precision : str, default "float32"
+        Of the forwards that metrics need: ``"float32"`` is the model's own, ``"float16"`` and ``"bfloat16"`` are
+        audited against it.
+    interpolation : str, default "bilinear"
+        How maps are enlarged to pixels: ``"bilinear"`` or ``"nearest"``.
+    tie_breaking : str, default "random"
+        The order of equal values: ``"random"``, ``"raster"`` or ``"reverse_raster"``.
+    nan_policy : str, default "exclude"
+        Maps that are not finite have no score (``"exclude"``), rank their values lowest (``"lowest"``) or are an
+        error (``"raise"``).
+    seed : int, default 0
+        The seed of everything random.
+    memory_gb : float, default 4.0
+        The budget in GiB of what a method computes outside its passes.
+    images_per_unit : int, default 32
+        How many images are explained and scored together.
+    attribution_batch : int, default 32
+        How many inputs go through one pass that explains.
+    forward_batch : int, default 32
+        How many perturbed images go through one forward.
+    """
+
+    target: str = _one_of("pred", "label", "given")
+    output: str = _one_of("logit", "prob", "logprob")
+    class_subset: tuple[int, ...] | None = None
+    precision: str = _one_of("float32", "float16", "bfloat16")
+    interpolation: str = _one_of("bilinear", "nearest")
+    tie_breaking: str = _one_of("random", "raster", "reverse_raster")
+    nan_policy: str = _one_of("exclude", "lowest", "raise")
+    seed: int = 0
+    memory_gb: float = _size(4.0)
+    images_per_unit: int = _size(32)
+    attribution_batch: int = _size(32)
+    forward_batch: int = _size(32)
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name, choices in self.choices().items():
+            check_choice(name, getattr(self, name), choices)
+        for name in ("images_per_unit", "attribution_batch", "forward_batch"):
+            check_at_least(name, getattr(self, name), 1)
+
+    @classmethod
+    def choices(cls) -> dict[str, tuple[str, ...]]:
+        """Return the words that may stand in each field that takes one of a few."""
+        return {each.name: each.metadata["choices"] for each in fields(cls) if "choices" in each.metadata}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that can change a number by more than its last digits."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("identity", True)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +132,7 @@ class Audit:
         return asdict(self)
 
     def __or__(self, other: Audit | None) -> Audit:
-        """Return what both found together."""
+        """Return the audit of the states of both."""
         if other is None:
             return self
         total = self.states + other.states
@@ -77,69 +147,66 @@ class Audit:
 class _Sample(NamedTuple):
     inputs: Tensor
     classes: Tensor
-    found: Tensor
+    logprobs: Tensor
 
 
+@dataclass
 class Auditor:
     """Picks one image of a batch now and then, and runs it again with ``exact``.
 
-    Token states are compared on the spot, batches 0, 8, 64, 512 … of them: their sequences differ in length.
+    Token states are compared at once, batches 0, 8, 64, 512 … of them: their sequences differ in length.
     """
 
-    def __init__(self, exact: Callable[[Tensor, Tensor | None], Tensor]) -> None:
-        self._exact = exact
-        self._images, self._tokens, self._stride = 0, 0, 1
-        self._picked: list[_Sample] = []
-        self._compared: list[Tensor] = []
+    exact: Callable[[Tensor, Tensor | None], Tensor]
+    image_batches: int = 0
+    token_batches: int = 0
+    stride: int = 1
+    samples: list[_Sample] = field(default_factory=list)
+    compared: list[Tensor] = field(default_factory=list)
 
-    def images(self, inputs: Tensor, classes: Tensor, logprobs: Tensor) -> None:
+    def add_images(self, inputs: Tensor, classes: Tensor, logprobs: Tensor) -> None:
         """Perhaps pick a state from a batch of images that was just run."""
-        if self._images % self._stride == 0:
-            row = slice(self._images % len(inputs), self._images % len(inputs) + 1)
-            self._picked.append(_Sample(inputs[row].clone(), classes[row].clone(), logprobs[row].clone()))
-            if len(self._picked) == _TOGETHER:
-                self._flush()
-                self._stride *= 2
-        self._images += 1
+        if self.image_batches % self.stride == 0:
+            row = [self.image_batches % len(inputs)]
+            self.samples.append(_Sample(inputs[row], classes[row], logprobs[row]))
+            if len(self.samples) == _AUDITED:
+                self._compare_samples()
+                self.stride *= 2
+        self.image_batches += 1
 
-    def tokens(self, inputs: Tensor, keep: Tensor, classes: Tensor, logprobs: Tensor) -> None:
+    def add_tokens(self, inputs: Tensor, keep: Tensor, classes: Tensor, logprobs: Tensor) -> None:
         """Perhaps compare some of a batch of token states that was just run."""
-        if self._tokens in {0, *(8**power for power in range(1, 12))}:
-            few = slice(0, 4)
-            self._compare(self._exact(inputs[few], keep[few]), _Sample(inputs[few], classes[few], logprobs[few]))
-        self._tokens += 1
+        if self.token_batches in {0, *(8**power for power in range(1, 12))}:
+            self._compare(self.exact(inputs[:4], keep[:4]), _Sample(inputs[:4], classes[:4], logprobs[:4]))
+        self.token_batches += 1
 
-    def verdict(self) -> Audit | None:
-        """Return what was found, if there was anything to look at."""
-        self._flush()
-        if not self._compared:
+    def result(self) -> Audit | None:
+        """Return the differences, if there was anything to compare."""
+        self._compare_samples()
+        if not self.compared:
             return None
-        rows = torch.cat(self._compared).cpu()
+        rows = torch.cat(self.compared).cpu()
         worst = rows.amax(dim=0)
         return Audit(len(rows), float(worst[0]), float(worst[1]), float(rows[:, 2].mean()))
 
-    def _flush(self) -> None:
-        if self._picked:
-            inputs, classes, logprobs = (torch.cat(column) for column in zip(*self._picked, strict=True))
-            self._compare(self._exact(inputs, None), _Sample(inputs, classes, logprobs))
-            self._picked = []
+    def _compare_samples(self) -> None:
+        if self.samples:
+            sample = _Sample(*(torch.cat(column) for column in zip(*self.samples, strict=True)))
+            self._compare(self.exact(sample.inputs, None), sample)
+            self.samples = []
 
     def _compare(self, exact: Tensor, sample: _Sample) -> None:
-        one, other = exact.gather(1, sample.classes), sample.found.gather(1, sample.classes)
+        expected, actual = exact.gather(1, sample.classes), sample.logprobs.gather(1, sample.classes)
         rows = [
-            (one - other).abs().amax(dim=1),
-            (one.exp() - other.exp()).abs().amax(dim=1),
-            (exact.argmax(dim=1) == sample.found.argmax(dim=1)).to(one.dtype),
+            (expected - actual).abs().amax(dim=1),
+            (expected.exp() - actual.exp()).abs().amax(dim=1),
+            (exact.argmax(dim=1) == sample.logprobs.argmax(dim=1)).to(expected.dtype),
         ]
-        self._compared.append(torch.stack(rows, dim=1).float())
-
-
-_DTYPES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_log = logging.getLogger(__name__)
+        self.compared.append(torch.stack(rows, dim=1).float())
 
 
 class _Tokens(NamedTuple):
-    """Token states of one kept count: images of a chunk, and which of their patches stay."""
+    """Token states with equally many tokens: images of a batch, and which of their patches stay."""
 
     tokens: Tensor
     rows: Tensor
@@ -148,8 +215,16 @@ class _Tokens(NamedTuple):
     slots: Array
 
     def part(self, start: int, stop: int) -> _Tokens:
-        cut = slice(start, stop)
-        return _Tokens(self.tokens, self.rows[cut], self.keep[cut], self.classes[cut], self.slots[cut])
+        rows = slice(start, stop)
+        return _Tokens(self.tokens, self.rows[rows], self.keep[rows], self.classes[rows], self.slots[rows])
+
+
+class Readings(NamedTuple):
+    """For every slot: log-probability and logit of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
+
+    log_probability: Array
+    logit: Array
+    arg_max: Array
 
 
 class BatchRunner:
@@ -163,167 +238,175 @@ class BatchRunner:
     def __init__(
         self,
         model: VisionModel,
-        config: EvaluationConfig = EvaluationConfig(),  # noqa: B008 - frozen
+        config: EvaluationConfig | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        self.model, self.on_progress = model.shared_copy(), on_progress
-        self._prove = model.verify
-        self.inner = InnerBatch(config.forward_batch)
-        self.batch = self.inner.size
+        self.model, self.config, self.on_progress = model.shared_copy(), config or EvaluationConfig(), on_progress
+        self._verify = model.verify
+        self.inner_batch = InnerBatch(self.config.forward_batch)
+        self.batch_size = self.config.forward_batch
         self.states: Counter[int] = Counter()
         """How many states were run, by the number of patch tokens kept; 0 stands for whole images."""
         self.audit: Audit | None = None
-        self._half = _DTYPES[config.precision]
-        self._shut = None if config.class_subset is None else _shut(model, config.class_subset)
-        self._auditor = None if self._half is None else Auditor(self._exact)
+        self._autocast = _AUTOCAST[self.config.precision]
+        self._class_offset = _class_offset(model, self.config.class_subset)
+        self._auditor = None if self._autocast is None else Auditor(self._exact)
+        self._renderer = Renderer(self)
+        self.num_slots = 0
         self._buffer = torch.empty(0)
         self._classes = torch.empty(0)
         self._filled = 0
-        self._waiting: list[Array] = []
-        self._holes: list[tuple[slice, Tensor | None]] = []
+        self._pending: list[Array] = []
+        self._missing: list[tuple[slice, Tensor | None]] = []
         self._queues: dict[int, list[_Tokens]] = {}
         self._slots: list[Array] = []
         self._answers: list[Tensor] = []
 
-    # -- asking ----------------------------------------------------------------------------------------
+    # -- adding states ---------------------------------------------------------------------------------
 
-    def look(self, inputs: Tensor) -> Tensor:
+    def reserve(self, *shape: int) -> Array:
+        """Return new slots in an array of this shape."""
+        first, self.num_slots = self.num_slots, self.num_slots + int(np.prod(shape))
+        return np.arange(first, self.num_slots).reshape(shape)
+
+    def forward(self, inputs: Tensor) -> Tensor:
         """Run these images now and return all their logits, ``[B, C]``."""
-        parts = []
-        self._prove(self.model.cast(inputs[:1]))
-        for start in range(0, len(inputs), self.batch):
-            part = self.model.cast(inputs[start : start + self.batch])
-            parts.append(self._run(part))
-            self._count(0, len(part))
-        return torch.cat(parts)
+        self._verify(self.model.cast(inputs[:1]))
+        logits = []
+        for start in range(0, len(inputs), self.batch_size):
+            part = self.model.cast(inputs[start : start + self.batch_size])
+            logits.append(self._run(part))
+            self._report(0, len(part))
+        return torch.cat(logits)
 
     def record(self, logits: Tensor, classes: Tensor, slots: Array) -> None:
-        """Keep the answers of states whose logits ``[B, C]`` are known already."""
-        picked, own = logits.log_softmax(dim=1).gather(1, classes).float(), logits.gather(1, classes).float()
-        self._answers.append(torch.cat([picked, own, logits.argmax(dim=1, keepdim=True).float()], dim=1))
+        """Keep the answers of states whose logits ``[B, C]`` are computed."""
+        logprobs, scored = logits.log_softmax(dim=1).gather(1, classes).float(), logits.gather(1, classes).float()
+        self._answers.append(torch.cat([logprobs, scored, logits.argmax(dim=1, keepdim=True).float()], dim=1))
         self._slots.append(slots)
 
-    def images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
+    def add_images(self, write: Write, size: tuple[int, int], classes: Tensor, slots: Array) -> None:
         """Queue states that are images, scored for ``classes`` ``[S]``, or each for its own ``[n, S]``."""
         if not len(self._buffer):
-            self._buffer = torch.empty(self.batch, 3, *size, device=self.model.device, dtype=self.model.dtype)
-            self._classes = torch.empty(self.batch, classes.shape[-1], device=self.model.device, dtype=torch.int64)
+            self._buffer = torch.empty(self.batch_size, 3, *size, device=self.model.device, dtype=self.model.dtype)
+            self._classes = torch.empty(self.batch_size, classes.shape[-1], device=self.model.device, dtype=torch.int64)
         start = 0
         while start < len(slots):
-            stop = min(len(slots), start + self.batch - self._filled)
-            place = slice(self._filled, self._filled + stop - start)
-            self._holes.append((place, write(self._buffer[place], start, stop)))
-            self._classes[place] = classes if classes.ndim == 1 else classes[start:stop]
-            self._waiting.append(slots[start:stop])
-            self._filled, start = place.stop, stop
-            if self._filled == self.batch:
-                self._flush()
+            stop = min(len(slots), start + self.batch_size - self._filled)
+            rows = slice(self._filled, self._filled + stop - start)
+            self._missing.append((rows, write(self._buffer[rows], start, stop)))
+            self._classes[rows] = classes if classes.ndim == 1 else classes[start:stop]
+            self._pending.append(slots[start:stop])
+            self._filled, start = rows.stop, stop
+            if self._filled == self.batch_size:
+                self._run_images()
 
-    def tokens(self, tokens: Tensor, rows: Tensor, keep: Tensor, classes: Tensor, slots: Array) -> None:
+    def add_tokens(self, tokens: Tensor, rows: Tensor, keep: Tensor, classes: Tensor, slots: Array) -> None:
         """Queue states of images ``tokens[rows]``, of which only the patches ``keep`` ``[n, k]`` are run."""
         queue = self._queues.setdefault(keep.shape[1], [])
         queue.append(_Tokens(tokens, rows, keep, classes, slots))
-        while sum(len(each.slots) for each in queue) >= self.batch:
-            self._flush_tokens(queue)
+        while sum(len(states.slots) for states in queue) >= self.batch_size:
+            self._run_tokens(queue)
+
+    def add_rendered(self, task: RenderTask, classes: Tensor, slots: Array, numbers: Array) -> None:
+        """Have states drawn in a thread and queue them; ``numbers`` are filled in by then."""
+        self._renderer.add(task, classes, slots, numbers)
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Return the tokens of these images as they enter the first block."""
         if not self.model.can_drop_tokens:
             raise ModelError(f"{self.model.name} cannot leave tokens out: its layers need the whole grid")
-        with torch.no_grad(), self._cast():
+        with torch.no_grad(), self._precision():
             return self.model.embed(self.model.cast(inputs))
 
-    # -- answering -------------------------------------------------------------------------------------
+    # -- running them ----------------------------------------------------------------------------------
 
     def finish(self) -> Readings:
-        """Run what is left and bring all answers home, in one copy."""
+        """Run what is left and return all answers, copied from the device at once."""
+        self._renderer.finish()
         if self._filled:
-            self._flush()
+            self._run_images()
         for queue in self._queues.values():
             while queue:
-                self._flush_tokens(queue)
-        slots = np.concatenate(self._slots)
-        home = torch.cat(self._answers).cpu().numpy()
-        sorted_home = np.empty_like(home)
-        sorted_home[slots] = home
-        scored = home.shape[1] // 2
-        log_probability, logit, best = np.split(sorted_home, [scored, 2 * scored], axis=1)
-        readings = Readings(log_probability, logit, best[:, 0].astype(np.int64))
+                self._run_tokens(queue)
+        answers = torch.cat(self._answers).cpu().numpy()
+        by_slot = np.empty_like(answers)
+        by_slot[np.concatenate(self._slots)] = answers
+        scored = answers.shape[1] // 2
+        log_probability, logit, arg_max = np.split(by_slot, [scored, 2 * scored], axis=1)
         if self._auditor is not None:
-            self.audit = self._auditor.verdict()
+            self.audit = self._auditor.result()
             _log.info("%s", self.audit)
-        return readings
+        return Readings(log_probability, logit, arg_max[:, 0].astype(np.int64))
 
-    def _flush(self) -> None:
+    def _run_images(self) -> None:
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
-        self._complete()
+        self._inpaint(inputs)
         logits = self._run(inputs)
-        self.record(logits, classes, np.concatenate(self._waiting))
+        self.record(logits, classes, np.concatenate(self._pending))
         if self._auditor is not None:
-            self._auditor.images(inputs, classes, logits.log_softmax(dim=1))
-        self._count(0, self._filled)
-        self._filled, self._waiting, self._holes = 0, [], []
+            self._auditor.add_images(inputs, classes, logits.log_softmax(dim=1))
+        self._report(0, self._filled)
+        self._filled, self._pending, self._missing = 0, [], []
 
-    def _complete(self) -> None:
-        """Fill in what is missing in the states of the batch, all at once."""
-        holes = [(place, missing) for place, missing in self._holes if missing is not None]
-        if len(holes) == len(self._holes) and holes:
-            batch = self._buffer[: self._filled]
-            batch.copy_(road.complete(batch, torch.cat([missing for _, missing in holes])))
-        elif holes:
-            rows = torch.cat([torch.arange(place.start, place.stop) for place, _ in holes]).to(self._buffer.device)
-            self._buffer[rows] = road.complete(self._buffer[rows], torch.cat([missing for _, missing in holes]))
+    def _inpaint(self, batch: Tensor) -> None:
+        """Fill in the missing pixels of the batch, all states at once."""
+        missing = [(rows, mask) for rows, mask in self._missing if mask is not None]
+        if missing:
+            rows = torch.cat([torch.arange(rows.start, rows.stop) for rows, _ in missing]).to(batch.device)
+            batch[rows] = filled(batch[rows], torch.cat([mask for _, mask in missing]))
 
-    def _flush_tokens(self, queue: list[_Tokens]) -> None:
-        taken, room = [], self.batch
-        while queue and room:
-            piece = queue.pop(0)
-            if len(piece.slots) > room:
-                queue.insert(0, piece.part(room, len(piece.slots)))
-                piece = piece.part(0, room)
-            taken.append(piece)
-            room -= len(piece.slots)
-        inputs = torch.cat([self._picked(piece) for piece in taken])
-        keep, classes = torch.cat([piece.keep for piece in taken]), torch.cat([piece.classes for piece in taken])
+    def _run_tokens(self, queue: list[_Tokens]) -> None:
+        taken, free = [], self.batch_size
+        while queue and free:
+            states = queue.pop(0)
+            if len(states.slots) > free:
+                queue.insert(0, states.part(free, len(states.slots)))
+                states = states.part(0, free)
+            taken.append(states)
+            free -= len(states.slots)
+        inputs = torch.cat([self._kept_tokens(states) for states in taken])
+        keep, classes = torch.cat([states.keep for states in taken]), torch.cat([states.classes for states in taken])
         logits = self._run(inputs, keep)
-        self.record(logits, classes, np.concatenate([piece.slots for piece in taken]))
+        self.record(logits, classes, np.concatenate([states.slots for states in taken]))
         if self._auditor is not None:
-            self._auditor.tokens(inputs, keep, classes, logits.log_softmax(dim=1))
-        self._count(keep.shape[1], len(inputs))
+            self._auditor.add_tokens(inputs, keep, classes, logits.log_softmax(dim=1))
+        self._report(keep.shape[1], len(inputs))
 
-    def _picked(self, piece: _Tokens) -> Tensor:
-        """Return prefix and kept tokens ``[n, prefix + k, D]``, straight from the images' own."""
-        prefix = torch.arange(self.model.num_prefix_tokens, device=piece.keep.device).expand(len(piece.keep), -1)
-        return piece.tokens[piece.rows[:, None], torch.cat([prefix, piece.keep + self.model.num_prefix_tokens], dim=1)]
+    def _kept_tokens(self, states: _Tokens) -> Tensor:
+        """Return prefix tokens and the patches that stay, ``[n, prefix + k, D]``."""
+        num_prefix = self.model.num_prefix_tokens
+        prefix = torch.arange(num_prefix, device=states.keep.device).expand(len(states.keep), -1)
+        return states.tokens[states.rows[:, None], torch.cat([prefix, states.keep + num_prefix], dim=1)]
 
     def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
         """Return the logits of images, or of the tokens that ``keep`` left, in at least float32."""
         model = self.model
 
         def part(start: int, stop: int) -> Tensor:
-            some = inputs[start:stop].to(model.dtype) if exact else inputs[start:stop]
+            rows = inputs[start:stop].to(model.dtype) if exact else inputs[start:stop]
             if keep is None:
-                return model.forward_head(model.forward_blocks(model.embed(some)))
-            return model.forward_head(model.forward_blocks(some, keep=keep[start:stop]))
+                return model.forward_head(model.forward_blocks(model.embed(rows)))
+            return model.forward_head(model.forward_blocks(rows, keep=keep[start:stop]))
 
-        with torch.no_grad(), self._cast(exact):
-            logits = torch.cat(self.inner.run(part, len(inputs)))
-        if self._half is None or exact:
+        with torch.no_grad(), self._precision(exact):
+            logits = torch.cat(self.inner_batch.run(part, len(inputs)))
+        if self._autocast is None or exact:
             refuse_not_finite(model, logits)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if logits.shape[1] == 1:  # one logit tells two classes apart, half of it for the one and half against the other
             return torch.cat([-logits, logits], dim=1) / 2
-        return logits if self._shut is None else logits + self._shut
+        return logits if self._class_offset is None else logits + self._class_offset
 
     def _exact(self, inputs: Tensor, keep: Tensor | None) -> Tensor:
         return self._run(inputs, keep, exact=True).log_softmax(dim=1)
 
-    def _cast(self, exact: bool = False) -> AbstractContextManager[object]:
-        half = self._half is not None and not exact  # off also where the surroundings have it on
-        return torch.autocast(self.model.device.type, dtype=self._half, enabled=half)
+    def _precision(self, exact: bool = False) -> AbstractContextManager[object]:
+        half = self._autocast is not None and not exact  # off also where the surroundings have it on
+        return torch.autocast(self.model.device.type, dtype=self._autocast, enabled=half)
 
-    def _count(self, kept: int, states: int) -> None:
-        self.states[kept] += states
+    def _report(self, num_tokens: int, states: int) -> None:
+        self.states[num_tokens] += states
         if self.on_progress is not None:
             self.on_progress(states)
 
@@ -340,10 +423,12 @@ def default_forward_batch(
     return min(usual, inner_batch(model, probe, memory_gb))
 
 
-def _shut(model: VisionModel, class_subset: Sequence[int]) -> Tensor:
+def _class_offset(model: VisionModel, class_subset: Sequence[int] | None) -> Tensor | None:
     """Return what is added to the logits: nothing for the classes that stay, minus infinity for the others."""
+    if class_subset is None:
+        return None
     if not class_subset or min(class_subset) < 0 or max(class_subset) >= model.num_classes:
         raise TargetError(f"class_subset must be a list of indices within 0..{model.num_classes - 1}")
-    shut = torch.full((model.num_classes,), -torch.inf, device=model.device)
-    shut[list(class_subset)] = 0
-    return shut
+    offset = torch.full((model.num_classes,), -torch.inf, device=model.device)
+    offset[list(class_subset)] = 0
+    return offset

@@ -26,26 +26,6 @@ from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "Aggregate",
-    "Bin",
-    "Cell",
-    "Difference",
-    "Groups",
-    "Interval",
-    "SAMPLES",
-    "THIN",
-    "bins",
-    "clustered_error",
-    "difference",
-    "interval",
-    "intervals",
-    "mean",
-    "members",
-    "p_value",
-    "resampled",
-]
-
 SAMPLES = 10_000
 _BLOCK = 2**22  # weights held at a time
 _KEPT = 2**20  # weights that are worth keeping for the next column

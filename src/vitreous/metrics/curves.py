@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Array", "Curve", "area", "equal_steps", "percent_steps"]
-
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -22,8 +20,8 @@ class Curve:
     @property
     def mean(self) -> Array:
         """The mean line over the images that have one."""
-        there = self.y[~np.isnan(self.y).any(axis=1)]
-        return there.mean(axis=0) if len(there) else np.full(len(self.x), np.nan)
+        valid = self.y[~np.isnan(self.y).any(axis=1)]
+        return valid.mean(axis=0) if len(valid) else np.full(len(self.x), np.nan)
 
 
 def equal_steps(size: int, steps: int) -> tuple[int, ...]:

@@ -1,302 +1,435 @@
-"""Where the answer of each state stands: equal states have one place, whoever asked for them.
+"""From requests to answers: images and maps are collected, all states run, and the answers of each method handed out.
 
-What is known about the maps of one method once all states have been run: all that a metric reads.
+An ``Evaluator`` queues what metrics request; an ``Evaluation`` is what is known about the maps of one method once all
+states have been run: all that a metric reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from vitreous.errors import TargetError, VitreousError
+from vitreous.errors import MapError, TargetError, VitreousError
+from vitreous.metrics.baselines import BASELINES
+from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig, Readings
 from vitreous.metrics.curves import Array
-from vitreous.metrics.ranking import enlarged, finite, patched
+from vitreous.metrics.perturb import ImageBatch, ImageShape, MapBatch, copies
+from vitreous.metrics.ranking import NONFINITE, enlarged, finite, flag, patched, sound
 from vitreous.metrics.requests import (
-    Images,
-    ImageShape,
-    Masks,
-    Measured,
+    CLEAN,
+    FULLY_REMOVED,
     RankedRemoval,
     Reattribution,
-    RenderedStates,
+    RemovalLayout,
     Request,
-    WithoutParts,
+    enqueue_orders,
+    on,
 )
+from vitreous.models import VisionModel
 
-__all__ = [
-    "Evaluation",
-    "CLEAN",
-    "Common",
-    "FULL",
-    "Layout",
-    "Readings",
-    "Run",
-    "Told",
-    "baselines_of",
-]
+if TYPE_CHECKING:
+    from vitreous.metrics.base import Metric
 
-CLEAN, FULL = -1, -2
-"""Places that are not in a map's own block: the clean image and the bare substrate."""
-
-Span = tuple[int, int]
+T = TypeVar("T")
+Key = tuple[str, Hashable, str | None]
 
 
-@dataclass(frozen=True)
-class Run:
-    """States of one order that differ in their span only."""
+class AnswerTable:
+    """Where the answers stand: for every request and explained class, a row for each image, in their order."""
 
-    unit: str
-    baseline: str
-    keep: bool
-    spans: tuple[Span, ...]
-    start: int
-    """Where they begin in the block of answers."""
+    def __init__(self) -> None:
+        self._rows: dict[Key, list[Array]] = defaultdict(list)
 
+    def add(self, kind: str, rows: Array, request: Hashable = None, explain_class: str | None = None) -> None:
+        """Append what is known of the next images."""
+        self._rows[kind, request, explain_class].append(rows)
 
-class Layout:
-    """The states of one order, each once, and the place of each in one block of answers."""
+    def last(self, kind: str, request: Hashable = None) -> Array | None:
+        """Return what was appended last, if anything was."""
+        rows = self._rows.get((kind, request, None))
+        return rows[-1] if rows else None
 
-    def __init__(self, needs: Iterable[RankedRemoval], image_shape: ImageShape) -> None:
-        self.image_shape = image_shape
-        wanted: dict[tuple[str, str, bool], set[Span]] = {}
-        self.baselines: set[str] = set()
-        """Substrates whose bare image is itself asked for."""
-        for need in needs:
-            interior = wanted.setdefault((need.unit, need.baseline, need.keep), set())
-            for span in need.spans:
-                end = self._end(need, span)
-                if end is None:
-                    interior.add(span)
-                elif end == FULL:
-                    if need.unit == "token":
-                        raise VitreousError("a state without any token cannot be run; keep at least one")
-                    self.baselines.add(need.baseline)
-        self.runs: list[Run] = []
-        self.length = 0
-        self._places: dict[tuple[tuple[str, str, bool], Span], int] = {}
-        for key, interior in sorted(wanted.items()):
-            spans = tuple(sorted(interior))
-            if spans:
-                self.runs.append(Run(*key, spans, self.length))
-            for span in spans:
-                self._places[key, span] = self.length
-                self.length += 1
-
-    def places(self, need: RankedRemoval) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the place of each state of ``need`` in the block, or ``CLEAN`` or ``FULL``."""
-        ends = [(span, self._end(need, span)) for span in need.spans]
-        key = (need.unit, need.baseline, need.keep)
-        return np.array([self._places[key, span] if end is None else end for span, end in ends], np.int64)
-
-    def _end(self, need: RankedRemoval, span: Span) -> int | None:
-        """Return which end of the curve a span is, if it is one."""
-        if need.unit.startswith("blend:"):
-            return None
-        size, (low, high) = self.image_shape.size(need.unit), span
-        if not 0 <= low <= high <= size:
-            raise VitreousError(f"{low} .. {high} {need.unit}s are outside 0..{size}")
-        left = high - low if need.keep else size - (high - low)
-        return CLEAN if left == size else FULL if left == 0 else None
-
-
-def baselines_of(needs: Iterable[Request], image_shape: ImageShape) -> list[str]:
-    """Return the substrates that some state is made with."""
-    wanted = list(needs)
-    states = Layout([need for need in wanted if isinstance(need, RankedRemoval)], image_shape)
-    used = {run.baseline for run in states.runs} | states.baselines
-    return sorted(used | {need.baseline for need in wanted if isinstance(need, Masks | WithoutParts)})
-
-
-class Readings(NamedTuple):
-    """For every slot: log-probability and logit of the scored classes ``[n, S]``, and the arg-max ``[n]``."""
-
-    log_probability: Array
-    logit: Array
-    arg_max: Array
-
-
-@dataclass
-class Told:
-    """Where the answers about one method stand, by the class that is explained."""
-
-    starts: dict[str, list[Array]] = field(default_factory=dict)
-    layouts: dict[str, list[Array]] = field(default_factory=dict)
-    flags: dict[str, list[Array]] = field(default_factory=dict)
-    maps: dict[str, list[Array]] = field(default_factory=dict)
-    drawn: dict[tuple[Request, str], list[Array]] = field(default_factory=dict)
-    """Slots of the states that were drawn beside the model; ``facts`` are the numbers that came with them."""
-    facts: dict[tuple[Request, str], list[Array]] = field(default_factory=dict)
-
-
-@dataclass
-class Common:
-    """What is the same for all methods: the images, their classes, and the states that no map has a part in."""
-
-    image_shape: ImageShape
-    columns: tuple[str, ...]
-    layouts: list[Layout]
-    interpolation: str = "bilinear"
-    clean: list[Array] = field(default_factory=list)
-    full: dict[str, list[Array]] = field(default_factory=dict)
-    classes: list[Array] = field(default_factory=list)
-    shared: dict[Request, list[Array]] = field(default_factory=dict)
-    masks: dict[Request, list[Array]] = field(default_factory=dict)
-    measured: dict[Request, list[Array]] = field(default_factory=dict)
-    facts: dict[Request, list[Array]] = field(default_factory=dict)
-    parts: dict[Request, list[dict[str, int]]] = field(default_factory=dict)
-    """For every image, the slot of the state without each of its parts."""
-    truth: list[Any] = field(default_factory=list)
+    def arrays(self) -> dict[Key, Array]:
+        """Return everything, of all images together."""
+        return {key: np.concatenate(rows) for key, rows in self._rows.items()}
 
 
 class Evaluation:
-    """What was found about the maps of one method. Images are the first axis of everything."""
+    """The answers about the maps of one method. Images are the first axis of everything.
+
+    A metric gets it with its own requests, which it names as it did in ``requests``, and with its own choice of
+    classes: ``explain_class``, which the maps explain, and ``score_class``, whose probability is read. An image whose
+    map was left out has NaN everywhere.
+    """
+
+    explain_class = "given"
+    score_class = "pred"
 
     def __init__(
         self,
-        common: Common,
-        told: Told,
+        arrays: Mapping[Key, Array],
         readings: Readings,
-        explained: Mapping[tuple[Request, str], Array] | None = None,
+        image_shape: ImageShape,
+        columns: Sequence[str],
+        interpolation: str = "bilinear",
     ) -> None:
-        self.image_shape = common.image_shape
-        self._readings, self._common, self._explained = readings, common, explained or {}
-        self._clean = np.concatenate(common.clean)
-        self._full = {name: np.concatenate(slots) for name, slots in common.full.items()}
-        self._classes = np.concatenate(common.classes)
-        self._starts, self._flags, self._kinds = (
-            {mode: np.concatenate(parts) for mode, parts in each.items()}
-            for each in (told.starts, told.flags, told.layouts)
-        )
-        self._told = told
-        self._values: dict[tuple[str, str, str | None], Array] = {}
+        self.image_shape = image_shape
+        self.requests: Mapping[str, Request] = {}
+        self._arrays, self._readings, self._columns, self._interpolation = arrays, readings, columns, interpolation
+        self._computed: dict[Hashable, Any] = {}
+
+    def with_classes(
+        self,
+        explain_class: str = "given",
+        score_class: str = "pred",
+        requests: Mapping[str, Request] | None = None,
+    ) -> Evaluation:
+        """Return the same answers, read for other classes and requests."""
+        other = copy.copy(self)
+        other.explain_class, other.score_class, other.requests = explain_class, score_class, requests or {}
+        return other
+
+    def computed(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return what ``compute`` returns, computed once for all metrics that use the same key."""
+        if key not in self._computed:
+            self._computed[key] = compute()
+        value: T = self._computed[key]
+        return value
 
     def __len__(self) -> int:
-        return len(self._clean)
+        return len(self._arrays["clean", None, None])
 
-    # -- maps and truth --------------------------------------------------------------------------------
+    # -- maps and annotations --------------------------------------------------------------------------
 
-    def maps(self, explain: str) -> Array:
-        """Return the maps themselves, ``[B, h, w]``."""
-        return np.concatenate(self._told.maps[explain])
+    @property
+    def flags(self) -> Array:
+        """The code of each map in ``FLAGS``, ``[B]``."""
+        return self._arrays["flags", None, self.explain_class]
 
-    def values(self, explain: str, grid: str = "own", upsample: str | None = None) -> Array:
-        """Return the values of the maps in float64, NaN everywhere where a map was left out.
+    @property
+    def left_out(self) -> Array:
+        """Which maps were left out, ``[B]``."""
+        return self._arrays["left out", None, self.explain_class]
 
-        ``grid`` is the map's ``own``, or ``pixel`` (enlarged as the table says, or by ``upsample``), or ``token``,
-        where the pixels of a patch are summed.
+    @property
+    def raw_maps(self) -> Array:
+        """The maps as the method returned them, ``[B, h, w]``."""
+        return self._arrays["maps", None, self.explain_class]
+
+    def maps(self, grid: str = "own", interpolation: str | None = None) -> Array:
+        """Return the values of the maps in float64, finite, or NaN everywhere where a map was left out.
+
+        ``grid`` is the map's ``own``, or ``pixel`` (enlarged as the configuration says, or by ``interpolation``), or
+        ``token``, where the pixels of a patch are summed.
         """
-        if (explain, grid, upsample) not in self._values:
-            maps, size = self.maps(explain).astype(np.float64), self.image_shape.pixels
-            maps = finite(maps)
-            maps[self._starts[explain] < 0] = np.nan
+
+        def compute() -> Array:
+            maps = finite(self.raw_maps.astype(np.float64))
+            maps[self.left_out] = np.nan
             if grid == "pixel":
-                maps = enlarged(maps, size, upsample or self._common.interpolation)
+                maps = enlarged(maps, self.image_shape.pixels, interpolation or self._interpolation)
             elif grid == "token" and maps.shape[1:] != self.image_shape.tokens:
-                maps = patched(enlarged(maps, size, "bilinear"), self.image_shape.tokens)
+                maps = patched(enlarged(maps, self.image_shape.pixels, "bilinear"), self.image_shape.tokens)
             maps.flags.writeable = False  # all metrics read the same array
-            self._values[explain, grid, upsample] = maps
-        return self._values[explain, grid, upsample]
+            return maps
 
-    def explained(self, need: Reattribution, explain: str) -> Array:
-        """Return the maps that were made again, ``[B, count, h, w]``."""
-        if (need, explain) not in self._explained:
-            raise VitreousError("these maps were not made again: a metric has to ask for them")
-        return self._explained[need, explain]
+        return self.computed(("maps", self.explain_class, grid, interpolation), compute)
 
-    def annotations(self) -> Sequence[Any]:
-        """Return what is known about each image: see ``vitreous.datasets.Truth``."""
-        return self._common.truth
+    def reattributions(self, request: str | Request) -> Array:
+        """Return the maps that were computed again, ``[B, n, h, w]``."""
+        return self._array("maps", request)
 
-    def masks(self, need: Masks) -> Array:
-        """Return the masks that were removed, ``[B, count, h, w]``, true where something was."""
-        return np.concatenate(self._common.masks[need])
+    @property
+    def annotations(self) -> Array:
+        """What is known about each image: an array of ``vitreous.Annotation``."""
+        return self._arrays["annotations", None, None]
 
-    def measured(self, need: Measured) -> Array:
-        """Return what was measured of the other images, ``[B, count]``."""
-        return np.concatenate(self._common.measured[need])
+    def masks(self, request: str | Request) -> Array:
+        """Return the masks that were removed, ``[B, n, h, w]``, true where something was."""
+        return self._array("masks", request)
 
-    def facts(self, need: RenderedStates, explain: str) -> Array:
-        """Return the numbers that came with the states drawn beside the model, ``[B, count]``; NaN as below."""
-        if need.by != "map":
-            return np.concatenate(self._common.facts[need])
-        return np.concatenate(self._told.facts[need, explain])
-
-    def flags(self, explain: str) -> Array:
-        """Return the code of each map in ``FLAGS``."""
-        return self._flags[explain]
+    def numbers(self, request: str | Request) -> Array:
+        """Return the numbers that were measured, or came with rendered states, ``[B, n]``."""
+        return self._array("numbers", request)
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def log_probability(self, need: Request, explain: str, score: str) -> Array:
-        """Return ``log P`` of the scored class in each state of ``need``, ``[B, J]``; NaN where a map was left out."""
-        return self._read(self._readings.log_probability, need, explain, score)
+    def log_probability(self, request: str | Request) -> Array:
+        """Return ``log P`` of the scored class in each state of a request, ``[B, J]``."""
+        return self._read(self._readings.log_probability, request)
 
-    def logit(self, need: Request, explain: str, score: str) -> Array:
+    def probability(self, request: str | Request) -> Array:
+        """Return ``P`` of the scored class in each state of a request, ``[B, J]``."""
+        return np.asarray(np.exp(self.log_probability(request)))
+
+    def logit(self, request: str | Request) -> Array:
         """Return the logit of the scored class in each state, ``[B, J]``; of one-logit heads, half of it."""
-        return self._read(self._readings.logit, need, explain, score)
+        return self._read(self._readings.logit, request)
 
-    def correct(self, need: Request, explain: str, score: str = "label") -> Array:
-        """Return 1 where the arg-max is the true (or scored) class and 0 elsewhere, ``[B, J]``; NaN as above."""
-        slots, left_out = self._slots(need, explain)
-        wanted = self._classes[:, self._column(score, explain)]
-        values: Array = (self._readings.arg_max[slots] == wanted[:, None]).astype(np.float64)
+    def correct(self, request: str | Request, score_class: str = "label") -> Array:
+        """Return 1 where the arg-max is the true (or scored) class and 0 elsewhere, ``[B, J]``."""
+        slots, left_out = self._slots(request)
+        expected = self._arrays["classes", None, None][:, self._column(score_class)]
+        values: Array = (self._readings.arg_max[slots] == expected[:, None]).astype(np.float64)
         values[left_out] = np.nan
         return values
 
-    def without(self, need: WithoutParts, score: str, explain: str, value: str) -> list[dict[str, float]]:
-        """Return for each image the ``logit`` or ``log_probability`` of the scored class without each of its parts."""
-        readings, column = getattr(self._readings, value), self._column(score, explain)
-        return [{name: float(readings[slot, column]) for name, slot in row.items()} for row in self._common.parts[need]]
+    def fraction(self, request: str | Request) -> Array:
+        """Return the share of pixels or tokens that is kept or removed in each state, ``[J]``."""
+        removal = self._request(request)
+        assert isinstance(removal, RankedRemoval)
+        return np.array(removal.counts) / removal.size(self.image_shape)
 
-    def clean(self, score: str, explain: str = "given") -> Array:
+    def clean_log_probability(self) -> Array:
         """Return ``log P`` of the scored class for the images themselves, ``[B]``."""
-        values: Array = self._readings.log_probability[self._clean, self._column(score, explain)].astype(np.float64)
-        return values
+        return self._clean(self._readings.log_probability)
 
-    def clean_logit(self, score: str, explain: str = "given") -> Array:
+    def clean_probability(self) -> Array:
+        """Return ``P`` of the scored class for the images themselves, ``[B]``."""
+        return np.asarray(np.exp(self.clean_log_probability()))
+
+    def clean_logit(self) -> Array:
         """Return the logit of the scored class for the images themselves, ``[B]``."""
-        values: Array = self._readings.logit[self._clean, self._column(score, explain)].astype(np.float64)
-        return values
+        return self._clean(self._readings.logit)
 
-    def clean_correct(self, score: str = "label", explain: str = "given") -> Array:
-        """Return 1 where the arg-max of the image itself is the true (or scored) class, ``[B]``."""
-        wanted = self._classes[:, self._column(score, explain)]
-        return np.asarray(self._readings.arg_max[self._clean] == wanted, np.float64)
+    def loss(self, request: str | Request, output: str = "logit") -> Array:
+        """Return by how much the scored class's ``logit`` or ``probability`` is lower in each state, ``[B, J]``."""
+        if output == "logit":
+            return np.asarray(self.clean_logit()[:, None] - self.logit(request))
+        return np.asarray(self.clean_probability()[:, None] - self.probability(request))
 
-    def _read(self, readings: Array, need: Request, explain: str, score: str) -> Array:
-        slots, left_out = self._slots(need, explain)
-        values: Array = readings[slots, self._column(score, explain)].astype(np.float64)
+    def loss_without_parts(self, request: str | Request, output: str = "logit") -> list[dict[str, float]]:
+        """Return by how much the ``logit`` or ``log_probability`` is lower without each part of each image."""
+        readings, clean = getattr(self._readings, output), self._clean(getattr(self._readings, output))
+        column, rows = self._column(self.score_class), self._array("parts", request)
+        return [
+            {name: float(own - float(readings[slot, column])) for name, slot in row.items()}
+            for own, row in zip(clean, rows, strict=True)
+        ]
+
+    # -- where they stand ------------------------------------------------------------------------------
+
+    def _clean(self, readings: Array) -> Array:
+        slots = self._arrays["clean", None, None]
+        return np.asarray(readings[slots, self._column(self.score_class)], np.float64)
+
+    def _read(self, readings: Array, request: str | Request) -> Array:
+        slots, left_out = self._slots(request)
+        values: Array = readings[slots, self._column(self.score_class)].astype(np.float64)
         values[left_out] = np.nan
         return values
 
-    def _column(self, score: str, explain: str) -> int:
-        columns = self._common.columns
-        wanted = explain if score == "explained" else score
-        if wanted == "given" and "given" not in columns:
-            wanted = "pred"
-        if wanted not in columns:
-            raise TargetError(f"there is no {wanted!r} class to score: give labels")
-        return columns.index(wanted)
+    def _slots(self, request: str | Request) -> tuple[Array, Array]:
+        """Return where the answers stand, ``[B, J]``, and for which images there are none."""
+        slots = self._array("slots", request)
+        return slots, np.zeros(len(slots), bool) if self._request(request).shared else self.left_out
 
-    def _slots(self, need: Request, explain: str) -> tuple[Array, Array]:
-        if isinstance(need, Masks | Images) or (isinstance(need, RankedRemoval | RenderedStates) and need.by != "map"):
-            slots = np.concatenate(self._common.shared[need])
-            return slots, np.zeros(len(slots), bool)
-        if isinstance(need, RenderedStates):
-            slots = np.concatenate(self._told.drawn[need, explain])
-            return slots, self._starts[explain] < 0
-        if not isinstance(need, RankedRemoval):
-            raise VitreousError(f"{type(need).__name__} has no states")
-        starts, kinds = self._starts[explain], self._kinds[explain]
-        slots = np.zeros((len(starts), len(need.spans)), np.int64)
-        for kind in np.unique(kinds):
-            mine = kinds == kind
-            places = self._common.layouts[kind].places(need)
-            slots[mine] = starts[mine, None] + places
-            for column, place in enumerate(places):
-                if place < 0:
-                    slots[mine, column] = (self._clean if place == CLEAN else self._full[need.baseline])[mine]
-        return slots, starts < 0
+    def _request(self, request: str | Request) -> Request:
+        return self.requests[request] if isinstance(request, str) else request
+
+    def _array(self, kind: str, request: str | Request) -> Array:
+        value = self._request(request)
+        key = (kind, value, None if value.shared else self.explain_class)
+        if key not in self._arrays:
+            raise VitreousError(f"a metric reads {kind} of {value!r:.80}, which it did not request")
+        return self._arrays[key]
+
+    def _column(self, score_class: str) -> int:
+        name = self.explain_class if score_class == "explained" else score_class
+        if name == "given" and "given" not in self._columns:
+            name = "pred"
+        if name not in self._columns:
+            raise TargetError(f"there is no {name!r} class to score: give labels")
+        return self._columns.index(name)
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The maps of one method for some images: ``values`` ``[R, h, w]`` and, for each explained class
+    (``"given"``, ``"pred"``, ``"label"``), which row belongs to which image."""
+
+    values: Tensor
+    rows: Mapping[str, Array]
+
+
+class RequestPlan:
+    """What some metrics request, each once: by the class whose maps they depend on, or shared by all methods."""
+
+    def __init__(self, metrics: Sequence[Metric], image_shape: ImageShape) -> None:
+        self.image_shape = image_shape
+        self.removals: dict[str, dict[RankedRemoval, None]] = {}
+        """States along the order of a map, by the class that it explains."""
+        self.others: dict[str, dict[Request, None]] = {}
+        """What else depends on a map."""
+        requests: dict[Request, None] = {}
+        for metric in metrics:
+            removals = self.removals.setdefault(metric.explain_class, {})
+            others = self.others.setdefault(metric.explain_class, {})
+            for request in metric.requests(image_shape).values():
+                requests[request] = None
+                if isinstance(request, RankedRemoval) and not request.shared:
+                    removals[request] = None
+                elif not request.shared:
+                    others[request] = None
+        self.shared = [request for request in requests if request.shared]
+        self.baselines = sorted(frozenset[str]().union(*(r.baselines(image_shape) for r in requests)))
+        self.fully_removed = sorted(frozenset[str]().union(*(r.fully_removed(image_shape) for r in requests)))
+        self._layouts: dict[frozenset[str], RemovalLayout] = {}
+
+    def layout(self, modes: frozenset[str]) -> RemovalLayout:
+        """Return the states of a map that explains these classes at once."""
+        if modes not in self._layouts:
+            removals = [removal for mode in modes for removal in self.removals[mode]]
+            self._layouts[modes] = RemovalLayout(removals, self.image_shape)
+        return self._layouts[modes]
+
+
+class Evaluator:
+    """Collects images and maps, and answers all metrics about all methods at the end.
+
+    ``columns`` are the scored classes that every state is read for: ``"pred"``, and ``"label"`` or ``"given"``.
+    """
+
+    def __init__(
+        self,
+        model: VisionModel,
+        metrics: Sequence[Metric],
+        image_shape: ImageShape,
+        columns: Sequence[str],
+        config: EvaluationConfig | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.model, self.columns, self.config = model, tuple(columns), config or EvaluationConfig()
+        self.plan = RequestPlan(metrics, image_shape)
+        self.runner = BatchRunner(model, self.config, on_progress)
+        self._shared = AnswerTable()
+        self._by_method: dict[str, AnswerTable] = {}
+        self._constant: dict[str, Tensor] = {}
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Which explained classes the metrics need maps of."""
+        return tuple(sorted(self.plan.others))
+
+    @property
+    def reattributions(self) -> dict[str, list[Reattribution]]:
+        """The maps that metrics want to be computed again, by the class that they explain."""
+        by_mode = self.plan.others.items()
+        return {mode: [r for r in requests if isinstance(r, Reattribution)] for mode, requests in by_mode}
+
+    def add(
+        self,
+        inputs: Tensor,
+        logits: Tensor,
+        classes: Mapping[str, Tensor],
+        maps: Mapping[str, Maps],
+        annotations: Sequence[Any] = (),
+    ) -> None:
+        """Queue images, their logits (of ``runner.forward``), scored classes, maps by method, and annotations."""
+        with torch.no_grad():
+            inputs = self.model.cast(inputs)
+            scored = torch.stack([classes[name].to(inputs.device) for name in self.columns], dim=1)
+            images = ImageBatch(self.model, inputs, scored, self.plan.baselines, self.config.seed, annotations)
+            slots, facts = self.runner.reserve(len(inputs)), np.empty(len(inputs), object)
+            facts[:] = list(annotations) or [None] * len(inputs)
+            self._shared.add(CLEAN, slots)
+            self._shared.add("classes", scored.cpu().numpy())
+            self._shared.add("annotations", facts)
+            self.runner.record(logits, scored, slots)
+            for baseline in self.plan.fully_removed:
+                self._add_fully_removed(baseline, images)
+            for request in self.plan.shared:
+                request.enqueue(self.runner, images, None, self._shared)
+            values = {name: one.values.detach().to(inputs.device) for name, one in maps.items()}
+            values = {name: value if value.dtype == torch.float64 else value.float() for name, value in values.items()}
+            flags = torch.cat([flag(value) for value in values.values()]).cpu().numpy()  # one wait for all methods
+            for name, value in values.items():
+                own, flags = flags[: len(value)], flags[len(value) :]
+                self._add_maps(name, Maps(value, maps[name].rows), own, images)
+
+    def finish(
+        self, reattributions: Mapping[str, Mapping[tuple[Request, str], Array]] | None = None
+    ) -> dict[str, Evaluation]:
+        """Run what is left and return the answers of each method.
+
+        ``reattributions`` are the maps that were computed again, by method.
+        """
+        readings, shared = self.runner.finish(), self._shared.arrays()
+        evaluations = {}
+        for name, table in self._by_method.items():
+            again = (reattributions or {}).get(name, {})
+            arrays = {("maps", request, mode): maps for (request, mode), maps in again.items()}
+            evaluations[name] = Evaluation(
+                shared | table.arrays() | arrays,
+                readings,
+                self.plan.image_shape,
+                self.columns,
+                self.config.interpolation,
+            )
+        return evaluations
+
+    def _add_fully_removed(self, baseline: str, images: ImageBatch) -> None:
+        shown, shape = images.baselines[baseline], images.inputs.shape
+        slots = self.runner.reserve(len(images.inputs))
+        self._shared.add(FULLY_REMOVED, slots, baseline)
+        if BASELINES[baseline].constant:  # one forward for all images
+            if baseline not in self._constant:
+                self._constant[baseline] = self.runner.forward(shown.expand(1, *shape[1:]))
+            self.runner.record(self._constant[baseline].expand(shape[0], -1), images.scored, slots)
+        else:
+            self.runner.add_images(copies(shown), self.plan.image_shape.pixels, images.scored, slots)
+
+    def _add_maps(self, name: str, maps: Maps, flags: Array, images: ImageBatch) -> None:
+        invalid = flags == NONFINITE
+        if self.config.nan_policy == "raise" and invalid.any():
+            raise MapError(f"{name} gave values that are not finite for {invalid.sum()} of {len(flags)} maps")
+        left_out = invalid & (self.config.nan_policy == "exclude")
+        table = self._by_method.setdefault(name, AnswerTable())
+        owners, layouts = self._layouts(maps)
+        lengths = np.array([layout.length for layout in layouts]) * ~left_out
+        starts = np.where(left_out, -1, self.runner.num_slots + np.cumsum(lengths) - lengths)
+        self.runner.reserve(int(lengths.sum()))
+        values = maps.values.cpu().numpy()
+        for mode, rows in maps.rows.items():
+            table.add("flags", flags[rows], None, mode)
+            table.add("left out", left_out[rows], None, mode)
+            table.add("maps", values[rows], None, mode)
+            for removal in self.plan.removals[mode]:
+                slots = self._removal_slots(removal, [layouts[row] for row in rows], starts[rows])
+                table.add("slots", slots, removal, mode)
+        for mode, requests in self.plan.others.items():
+            rows, size = maps.rows[mode], self.plan.image_shape.pixels
+            of_class = MapBatch(mode, maps.values[on(rows, maps.values)], flags[rows], left_out[rows], size)
+            for request in requests:
+                request.enqueue(self.runner, images, of_class, table)
+        good = np.flatnonzero(~left_out)
+        if len(good):
+            ranked = sound(maps.values[on(good, maps.values)], on(flags[good], maps.values))
+            enqueue_orders(self.runner, images, ranked, owners[good], [layouts[row] for row in good], starts[good])
+
+    def _layouts(self, maps: Maps) -> tuple[Array, list[RemovalLayout]]:
+        """Return for every map the image it belongs to, and its states: those of all classes that it explains."""
+        owners = np.full(len(maps.values), -1)
+        modes: list[set[str]] = [set() for _ in owners]
+        for mode, rows in maps.rows.items():
+            owners[rows] = np.arange(len(rows))
+            for row in rows:
+                modes[row].add(mode)
+        return owners, [self.plan.layout(frozenset(explained)) for explained in modes]
+
+    def _removal_slots(self, removal: RankedRemoval, layouts: Sequence[RemovalLayout], starts: Array) -> Array:
+        """Return where the answers about the maps of some images stand, ``[B, J]``."""
+        slots = np.zeros((len(starts), len(removal.spans)), np.int64)
+        clean, fully_removed = self._shared.last(CLEAN), self._shared.last(FULLY_REMOVED, removal.baseline)
+        for layout in dict.fromkeys(layouts):
+            mine = np.array([other is layout for other in layouts])
+            ends = {CLEAN: clean, FULLY_REMOVED: fully_removed}
+            slots[mine] = layout.slots(removal, starts, ends)[mine]
+        return slots

@@ -1,12 +1,12 @@
-"""Performance information curves: how well does the model do on so much of the picture's information?
+"""How well the model does on what a map lets through: performance information curves, and the image under its map.
 
-A picture is known at one in a hundred random pixels (drawn from its content, the same for all methods), at its corners,
-and where the map is at least its ``1 - t`` quantile; the rest is interpolated linearly between them. ``t`` runs through
-thirteen thresholds. Information is the size of the lossless WebP, and it and the model's performance are scaled so that
-the picture without any map is 0 and the original, in 8 bits, is 1.
+For an information curve an image is shown at one in a hundred random pixels (drawn from its content, the same for all
+methods), at its corners, and where the map is at least its ``1 - t`` quantile; all else is interpolated linearly
+between them. ``t`` runs through thirteen thresholds. Information is the size of the lossless WebP; it and the model's
+performance are scaled so that the image without any map is 0 and the original, in 8 bits, is 1.
 
 ``>=`` reveals more than the share ``t`` of a map with ties: a constant map reveals everything at the first threshold.
-Pictures on which there is nothing to measure have no score (NaN), for all methods alike: those that the model does not
+Images on which there is nothing to measure have no score (NaN), for all methods alike: those that the model does not
 recognise, those that it does just as well blurred, and those that are no larger than their blurred version.
 """
 
@@ -15,86 +15,82 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
 
 from vitreous.errors import SpecError, VitreousError
-from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.base import Metric, baseline_name, choice, register_metric
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.curves import Array, Curve, area
-from vitreous.metrics.requests import ImageShape, RenderedStates
-from vitreous.registry import check_choice
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.requests import RankedRemoval, RenderedStates, Request
 from vitreous.tracing.prng import PRNGKey
-
-if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
-
-__all__ = ["AIC", "SIC", "THRESHOLDS", "Revealed", "blurred", "median_curve", "packed", "performance_curve"]
 
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10, 0.13, 0.21, 0.34, 0.5, 0.75)
 _POINTS = np.append(np.arange(1000) / 1000, 1.0)
-_AT_ONCE = 2**19  # weights that a median looks at together
+_MAX_WEIGHTS = 2**19  # that a median takes at a time
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """Draws a picture blurred but for the top of a map, once for each threshold; without a map, whole and blurred."""
+    """Draws an image blurred but for the top of a map, once for each threshold; without a map, sharp and blurred."""
 
     thresholds: tuple[float, ...] = THRESHOLDS
     share: float = 0.01
 
-    def __call__(self, picture: Array, values: Array | None, key: int) -> tuple[Array, Array]:
-        known = self._always(picture.shape[:2], key)
+    def __call__(self, image: Array, values: Array | None, key: int) -> tuple[Array, Array]:
+        shown = self._always(image.shape[:2], key)
         if values is None:
-            drawn = [picture, blurred(picture, known)]
+            states = [image, blurred(image, shown)]
         else:
             edges = np.quantile(values, [1 - threshold for threshold in self.thresholds])
-            drawn = [blurred(picture, known | (values >= edge)) for edge in edges]
-        return np.stack(drawn), np.array([packed(each) for each in drawn], np.float64)
+            states = [blurred(image, shown | (values >= edge)) for edge in edges]
+        return np.stack(states), np.array([webp_size(state) for state in states], np.float64)
 
     def _always(self, size: Sequence[int], key: int) -> Array:
         """Return the random pixels and the corners."""
-        known = np.zeros(size, bool)
-        order = PRNGKey(torch.tensor([key])).permutation(known.size)[0].numpy()
-        known.flat[order[: int(self.share * known.size)]] = True
-        known[[0, 0, -1, -1], [0, -1, 0, -1]] = True
-        return known
+        shown = np.zeros(size, bool)
+        order = PRNGKey(torch.tensor([key])).permutation(shown.size)[0].numpy()
+        shown.flat[order[: int(self.share * shown.size)]] = True
+        shown[[0, 0, -1, -1], [0, -1, 0, -1]] = True
+        return shown
 
 
-def blurred(picture: Array, known: Array) -> Array:
-    """Return a picture ``[H, W, 3]`` with all but the known pixels interpolated linearly on their triangulation."""
-    if known.all():
-        return picture
+def blurred(image: Array, shown: Array) -> Array:
+    """Return an image ``[H, W, 3]`` with all pixels that are not shown interpolated linearly on their triangulation."""
+    if shown.all():
+        return image
     try:
         from scipy.interpolate import LinearNDInterpolator
     except ImportError:
         raise VitreousError("aic and sic need scipy; pip install 'vitreous[bench]'") from None
-    between = LinearNDInterpolator(np.argwhere(known), picture[known].astype(np.float64))(np.argwhere(~known))
-    made: Array = picture.copy()
-    made[~known] = np.round(np.where(np.isnan(between), picture.mean(axis=(0, 1)), between))
-    return made
+    between = LinearNDInterpolator(np.argwhere(shown), image[shown].astype(np.float64))(np.argwhere(~shown))
+    filled: Array = image.copy()
+    filled[~shown] = np.round(np.where(np.isnan(between), image.mean(axis=(0, 1)), between))
+    return filled
 
 
-def packed(picture: Array) -> int:
-    """Return the size of a picture in bytes, packed by WebP without loss."""
+def webp_size(image: Array) -> int:
+    """Return the size of an image in bytes, compressed by WebP without loss."""
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "WEBP", lossless=True, quality=100)
+    Image.fromarray(image).save(file, "WEBP", lossless=True, quality=100)
     return file.tell()
 
 
 def performance_curve(information: Array, performance: Array, monotonous: bool = True) -> Array:
     """Return performance at 1,001 levels of information, from points ``[J]`` in the order of their thresholds.
 
-    From (0, 0) to (1, 1), linear in between; the best of what is known at one level, whatever its place in the order.
+    From (0, 0) to (1, 1), linear in between; the best of the points at one level, whatever their order.
     """
     best = np.maximum.accumulate(performance) if monotonous else performance
     x, y = np.concatenate([[0.0], information, [1.0]]), np.concatenate([[0.0], best, [1.0]])
-    levels, place = np.unique(x, return_inverse=True)
+    levels, level = np.unique(x, return_inverse=True)
     top = np.zeros(len(levels))
-    np.maximum.at(top, place, y)
+    np.maximum.at(top, level, y)
     return np.asarray(np.interp(_POINTS, levels, top))
 
 
@@ -104,7 +100,7 @@ class _Information(Metric):
 
     confidence: float = 0.8
     monotonous: bool = True
-    average: str = "mean"
+    average: str = choice("mean", "median")
     softmax: ClassVar[bool] = False
     can_exclude_images = True
     x_axis = "share of the picture's information"
@@ -112,17 +108,19 @@ class _Information(Metric):
     def check(self) -> None:
         if not 0 <= self.confidence <= 1:
             raise SpecError(f"confidence={self.confidence:g} must lie between 0 and 1")
-        check_choice("average", self.average, ("mean", "median"))
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RenderedStates]:
-        return [RenderedStates(Revealed(), 2, "image"), RenderedStates(Revealed(), len(THRESHOLDS))]
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {
+            "ends": RenderedStates(Revealed(), 2, "image"),
+            "thresholds": RenderedStates(Revealed(), len(THRESHOLDS)),
+        }
 
-    def score(self, answers: Evaluation) -> Array:
-        levels = self._levels(answers)
+    def score(self, evaluation: Evaluation) -> Array:
+        levels = self._levels(evaluation)
         return levels if self.average == "median" else area(levels, _POINTS)
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"performance": Curve(_POINTS, self._levels(answers))}
+    def curves(self, evaluation: Evaluation) -> Mapping[str, Curve]:
+        return {"performance": Curve(_POINTS, self._levels(evaluation))}
 
     def per_image(self, parts: Array) -> Array:
         return area(parts, _POINTS) if self.average == "median" else super().per_image(parts)
@@ -133,23 +131,20 @@ class _Information(Metric):
     def cell(self, parts: Array) -> Cell:
         return (parts, median_curve) if self.average == "median" else (parts, mean)
 
-    def _levels(self, answers: Evaluation) -> Array:
+    def _levels(self, evaluation: Evaluation) -> Array:
         """Return the curve of every image, ``[B, 1001]``."""
-        ends, shown = self.requests(answers.image_shape)
-        (whole, bare), each = self._performance(answers, ends).T, self._performance(answers, shown)
-        (size, least), sizes = answers.facts(ends, self.explain_class).T, answers.facts(shown, self.explain_class)
-        usable = (whole >= self.confidence) & (bare < whole) & (least < size) & ~np.isnan(each).any(axis=1)
-        levels = np.full((len(each), len(_POINTS)), np.nan)
+        (sharp, bare), shown = self._performance(evaluation, "ends").T, self._performance(evaluation, "thresholds")
+        (size, smallest), sizes = evaluation.numbers("ends").T, evaluation.numbers("thresholds")
+        usable = (sharp >= self.confidence) & (bare < sharp) & (smallest < size) & ~np.isnan(shown).any(axis=1)
+        levels = np.full((len(shown), len(_POINTS)), np.nan)
         for image in np.flatnonzero(usable):
-            information = (sizes[image] - least[image]) / (size[image] - least[image])
-            performance = (each[image] - bare[image]) / (whole[image] - bare[image])
+            information = (sizes[image] - smallest[image]) / (size[image] - smallest[image])
+            performance = (shown[image] - bare[image]) / (sharp[image] - bare[image])
             levels[image] = performance_curve(information.clip(0, 1), performance.clip(0, 1), self.monotonous)
         return levels
 
-    def _performance(self, answers: Evaluation, need: RenderedStates) -> Array:
-        if self.softmax:
-            return np.exp(answers.log_probability(need, self.explain_class, self.score_class))
-        return answers.correct(need, self.explain_class, self.score_class)
+    def _performance(self, evaluation: Evaluation, request: str) -> Array:
+        return evaluation.probability(request) if self.softmax else evaluation.correct(request, self.score_class)
 
 
 _COMMON: dict[str, Any] = {"family": "faithfulness", "papers": ("kapishnikov2019xrai", "walter2025now")}
@@ -159,26 +154,73 @@ _NOTEBOOK = {"notebook": {"confidence": 0.5, "average": "median"}}
 @register_metric("aic", presets={"var": {}, **_NOTEBOOK}, **_COMMON)
 @dataclass
 class AIC(_Information):
-    """Accuracy information curve: area under "the arg-max is the scored class" over normalised information.
+    r"""Accuracy information curve: area under "the arg-max is the scored class" over normalised information.
 
-    The running maximum over the thresholds unless ``monotonous`` is off. Scored are images that are right when whole
-    and wrong when blurred. ``average=median`` gives the area under the point-wise median of the curves, which are steps
-    here. ``@var``: the library's thresholds and limits; ``@notebook``: the authors' notebook, which takes the median.
-    Higher is better. Cost: 13 forwards per map and 2 per image, and some seconds of a processor to draw them.
+    .. math:: \int_0^1 \max_{t:\, I(x_t) \le s} \mathbb{1}[\arg\max f(x_t) = c]\,ds
+
+    Parameters
+    ----------
+    confidence : float, default 0.8
+        Scored are images on which the model does at least so well; of 0 or 1, they are right or wrong here.
+    monotonous : bool, default True
+        Take the running maximum over the thresholds.
+    average : str, default "mean"
+        The mean area, or ``"median"``: the area under the point-wise median of the curves, which are steps here.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Scored are images that are right when sharp and wrong when blurred. ``@var``: the library's thresholds and limits;
+    ``@notebook``: the authors' notebook, which takes the median. Cost: 13 forwards per map and 2 per image, and some
+    seconds of a processor to draw them.
+
+    References
+    ----------
+    Kapishnikov et al., "XRAI: Better Attributions Through Regions", 2019.
+
+    Examples
+    --------
+    >>> metric = vt.get_metric("aic")
+    >>> metric.num_forwards(), metric.num_shared_forwards()
+    (13, 2)
     """
 
 
 @register_metric("sic", presets=_NOTEBOOK, **_COMMON)
 @dataclass
 class SIC(_Information):
-    """Softmax information curve: area under the scored class's probability over normalised information.
+    r"""Softmax information curve: area under the scored class's probability over normalised information.
 
-    As ``aic``, with ``P`` in place of its arg-max, scaled between the blurred and the whole picture; only images with
-    ``P >= confidence`` when whole. The score of all images is the area under the point-wise median of their curves, as
-    in the released code, or the mean area with ``average=mean``. Higher is better. Cost: that of ``aic``, shared.
+    .. math:: \int_0^1 \max_{t:\, I(x_t) \le s} \frac{P(x_t) - P(x_0)}{P(x) - P(x_0)}\,ds
+
+    Parameters
+    ----------
+    confidence : float, default 0.8
+        Scored are images with at least this probability when sharp.
+    monotonous : bool, default True
+        Take the running maximum over the thresholds.
+    average : str, default "median"
+        The area under the point-wise median of the curves, as in the released code, or the ``"mean"`` area.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    As ``aic``, with ``P`` in place of its arg-max, scaled between the blurred and the sharp image. Cost: that of
+    ``aic``, shared.
+
+    References
+    ----------
+    Kapishnikov et al., "XRAI: Better Attributions Through Regions", 2019.
+
+    Examples
+    --------
+    >>> vt.get_metric("sic").average
+    'median'
     """
 
-    average: str = "median"
+    average: str = choice("median", "mean")
     softmax: ClassVar[bool] = True
 
 
@@ -188,24 +230,151 @@ def median_curve(parts: Array, weights: Array) -> Array:
     Weights are counts: the median is that of the images repeated so often, the mean of the middle two where their
     number is even. Point by point and some rows at a time, so that memory stays small.
     """
-    there = ~np.isnan(parts).any(axis=1)
-    curves, widths = parts[there], np.diff(_POINTS)
-    share = (np.append(widths, 0) + np.append(0, widths)) / 2
+    valid = ~np.isnan(parts).any(axis=1)
+    curves, widths = parts[valid], np.diff(_POINTS)
+    shares = (np.append(widths, 0) + np.append(0, widths)) / 2
     orders = curves.argsort(axis=0)
     values = np.take_along_axis(curves, orders, axis=0)
     areas = np.full(len(weights), np.nan)
-    rows = max(1, _AT_ONCE // max(1, len(curves)))
+    rows = max(1, _MAX_WEIGHTS // max(1, len(curves)))
     for start in range(0, len(weights), rows):
-        counts = np.rint(weights[start : start + rows, there]).astype(np.int64)
+        counts = np.rint(weights[start : start + rows, valid]).astype(np.int64)
         total = counts.sum(axis=1)
-        some = total > 0
-        kind = np.int16 if total.max(initial=0) < 2**15 else np.int64  # what takes less room is counted sooner
-        counts = np.ascontiguousarray(counts[some].T, kind)
-        middle = [((total[some] - 1) // 2).astype(kind), (total[some] // 2).astype(kind)]
-        found = np.zeros(counts.shape[1])
-        for point, width in enumerate(share):
-            reached = np.cumsum(counts[orders[:, point]], axis=0, dtype=kind)
-            places = [(reached <= each).sum(axis=0, dtype=kind) for each in middle]
-            found += width * sum(values[place, point] for place in places) / 2
-        areas[start : start + rows][some] = found
+        drawn_any = total > 0
+        dtype = np.int16 if total.max(initial=0) < 2**15 else np.int64  # smaller numbers are counted faster
+        counts = np.ascontiguousarray(counts[drawn_any].T, dtype)
+        middle = [((total[drawn_any] - 1) // 2).astype(dtype), (total[drawn_any] // 2).astype(dtype)]
+        medians = np.zeros(counts.shape[1])
+        for point, share in enumerate(shares):
+            reached = np.cumsum(counts[orders[:, point]], axis=0, dtype=dtype)
+            positions = [(reached <= half).sum(axis=0, dtype=dtype) for half in middle]
+            medians += share * sum(values[position, point] for position in positions) / 2
+        areas[start : start + rows][drawn_any] = medians
     return areas
+
+
+@dataclass
+class _Masked(Metric):
+    """Shared by drop, increase and gain: the image faded into the baseline by its own map.
+
+    What speaks against the class is removed with what says nothing: the weight is the positive part of the map
+    (Chattopadhay et al. and Zhang et al., whose maps end in a ReLU), less its minimum and divided by what is left of
+    its maximum (Zhang et al.; the former divide by the maximum, the same wherever the minimum is 0). A map that is
+    constant, or positive nowhere, has weight 0: the model is shown the bare baseline.
+    """
+
+    baseline: str = baseline_name("zero_norm", fades=True)
+    normalization: str = choice("relu", "minmax")
+
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"masked": RankedRemoval.blend(self.baseline, self.normalization)}
+
+    def _logs(self, evaluation: Evaluation) -> tuple[Array, Array]:
+        """Return ``log P(x)`` and ``log P(x')``."""
+        return evaluation.clean_log_probability(), evaluation.log_probability("masked")[:, 0]
+
+
+@register_metric("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))
+@dataclass
+class AverageDrop(_Masked):
+    r"""Share of the probability that is lost when the image is multiplied by its map.
+
+    .. math:: \frac{\max(0, P(x) - P(x'))}{P(x)}, \qquad x' = m x + (1 - m) b
+
+    Parameters
+    ----------
+    baseline : str, default "zero_norm"
+        What the image fades into, ``b``: one of ``vitreous.metrics.BASELINES``.
+    normalization : str, default "relu"
+        What of the map becomes the weight ``m`` from 0 to 1: its positive part, or with ``"minmax"`` all of it, so that
+        the lowest value is removed and the highest stays.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. From the difference of log-probabilities, so that a tiny ``P(x)`` does no harm. Cost: one forward
+    per map, shared with increase and gain.
+
+    References
+    ----------
+    Chattopadhay et al., "Grad-CAM++: Generalized Gradient-Based Visual Explanations for Deep Convolutional Networks",
+    2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("average_drop").num_forwards()
+    1
+    """
+
+    higher_is_better = False
+
+    def score(self, evaluation: Evaluation) -> Array:
+        clean, masked = self._logs(evaluation)
+        return np.asarray(-np.expm1(np.minimum(masked - clean, 0)))
+
+
+@register_metric("average_increase", family="faithfulness", papers=("chattopadhay2018gradcampp",))
+@dataclass
+class AverageIncrease(_Masked):
+    r"""Whether the probability rises when the image is multiplied by its map.
+
+    .. math:: \mathbb{1}[P(x') > P(x)]
+
+    Parameters
+    ----------
+    baseline, normalization, explain_class, score_class
+        As for `AverageDrop`.
+
+    Notes
+    -----
+    Cost: one forward per map, shared with drop and gain.
+
+    References
+    ----------
+    Chattopadhay et al., "Grad-CAM++: Generalized Gradient-Based Visual Explanations for Deep Convolutional Networks",
+    2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("average_increase").higher_is_better
+    True
+    """
+
+    def score(self, evaluation: Evaluation) -> Array:
+        clean, masked = self._logs(evaluation)
+        return np.where(np.isnan(masked), np.nan, masked > clean)
+
+
+@register_metric("average_gain", family="faithfulness", papers=("zhang2024opticam",))
+@dataclass
+class AverageGain(_Masked):
+    r"""Share of the possible gain in probability that is made when the image is multiplied by its map.
+
+    .. math:: \frac{\max(0, P(x') - P(x))}{1 - P(x)}
+
+    Parameters
+    ----------
+    baseline, normalization, explain_class, score_class
+        As for `AverageDrop`.
+
+    Notes
+    -----
+    Zero where ``P(x)`` is one already. Cost: one forward per map, shared with drop and increase.
+
+    References
+    ----------
+    Zhang et al., "Opti-CAM: Optimizing Saliency Maps for Interpretability", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("average_gain(baseline=black)").num_forwards()
+    1
+    """
+
+    def score(self, evaluation: Evaluation) -> Array:
+        clean, masked = self._logs(evaluation)
+        possible = -np.expm1(clean)
+        gained = np.maximum(np.exp(masked) - np.exp(clean), 0)
+        gain = np.divide(gained, possible, out=np.zeros_like(gained), where=possible > 0)
+        return np.where(np.isnan(masked), np.nan, gain)

@@ -23,17 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "applied",
-    "filled",
-    "finer",
-    "left",
-    "prolonged",
-    "rougher",
-    "spread",
-    "swept",
-]
-
 _log = logging.getLogger(__name__)
 _SPREAD = ((1, 2, 1), (2, 0, 2), (1, 2, 1))
 _RESTRICT = ((1, 3, 3, 1), (3, 9, 9, 3), (3, 9, 9, 3), (1, 3, 3, 1))

@@ -1,56 +1,30 @@
-"""What all localisation shares: a map at the pixels beside the region that is known, and counts over ties.
-
-Pointing: does the top of the map, or its energy, lie on the object?
-
-How much of a map's relevance lies where it should: in the region, in a picture's own cell of a grid.
-"""
+"""Localisation: whether the relevance lies where it should: in the region, in an image's own cell of a grid."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from vitreous.errors import SpecError, VitreousError
-from vitreous.metrics.base import Metric, register_metric
+from vitreous.errors import SpecError
+from vitreous.metrics.base import Metric, choice, number, register_metric
 from vitreous.metrics.curves import Array
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
 from vitreous.metrics.ranking import order
-from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
-from vitreous.metrics.similarity import gaussian
-from vitreous.registry import check_at_least, check_choice
+from vitreous.metrics.requests import AnnotationRequest, Request
+from vitreous.metrics.similarity import gaussian_blur
 
-if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
-
-__all__ = [
-    "EHR",
-    "EnergyPointingGame",
-    "Focus",
-    "GridPointingGame",
-    "Localisation",
-    "Place",
-    "PointingGame",
-    "RegionAttribution",
-    "RelevanceMass",
-    "above_mean",
-    "average_precision",
-    "blurred",
-    "check_blur",
-    "dilated",
-    "share",
-    "sums",
-    "tie_groups",
-    "top_hits",
-]
+_ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """One map at the pixels, and where the object is; only ``counted`` pixels are looked at. All are ``[H, W]``."""
+class LocatedMap:
+    """One map at the pixels, and where the object is; only ``counted`` pixels matter. All are ``[H, W]``."""
 
     map: Array
     region: Array
@@ -71,69 +45,66 @@ class Place:
         """Which of the counted pixels are in the region, ``[n]``."""
         return self.inner(self.region)
 
+    def share(self, mass: Array, minimum: float = 0.0) -> float:
+        """Return the share of a mass ``[n]`` that lies in the region; 0 where there is no more than ``minimum``."""
+        return ratio(mass[self.inside].sum(), mass.sum(), minimum)
+
 
 @dataclass
 class Localisation(Metric):
-    """Base of the family: compares the map at the pixels with the region that is known.
+    """Base of the family: compares the map at the pixels with the annotated region.
 
-    ``region`` is ``any`` (the mask, else the boxes, else the parts), ``mask``, ``boxes`` or ``parts``; ``upsample`` is
-    how token maps are enlarged: ``given`` (as the table says), ``bilinear`` or ``nearest``. Pixels that are ignored
-    count for nothing. A picture has no score (NaN) where the map is not finite, where all is ignored, or, unless the
-    metric says otherwise, where the region is empty.
+    Ignored pixels count for nothing. An image has no score (NaN) where the map is not finite, where all is ignored, or,
+    unless the metric says otherwise, where the region is empty.
+
+    Parameters
+    ----------
+    explain_class, score_class : str
+        See `Metric`.
+    region : str, default "any"
+        The mask, else the boxes, else the parts; or only the ``"mask"``, the ``"boxes"`` or the ``"parts"``.
+    interpolation : str, default "given"
+        How token maps are enlarged: as the evaluation says, ``"bilinear"`` or ``"nearest"``.
     """
 
-    region: str = field(default="any", kw_only=True)
-    interpolation: str = field(default="given", kw_only=True)
+    region: str = choice("any", "mask", "boxes", "parts", kw_only=True)
+    interpolation: str = choice("given", "bilinear", "nearest", kw_only=True)
     needs_inside: ClassVar[bool] = True
-    parts: ClassVar[int] = 1
+    num_parts: ClassVar[int] = 1
 
-    def check(self) -> None:
-        check_choice("region", self.region, ("any", "mask", "boxes", "parts"))
-        check_choice("interpolation", self.interpolation, ("given", "bilinear", "nearest"))
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"region": AnnotationRequest("region" if self.region == "any" else self.region)}
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [AnnotationRequest("region" if self.region == "any" else self.region)]
+    def score(self, evaluation: Evaluation) -> Array:
+        maps = evaluation.maps("pixel", None if self.interpolation == "given" else self.interpolation)
+        scores = np.full((len(maps), self.num_parts), np.nan)
+        for image, (values, annotation) in enumerate(zip(maps, evaluation.annotations, strict=True)):
+            region = annotation.region(self.region, evaluation.image_shape.pixels)
+            counted = np.ones_like(region) if annotation.ignore is None else ~np.asarray(annotation.ignore, bool)
+            is_scored = (region & counted).any() if self.needs_inside else counted.any()
+            if is_scored and np.isfinite(values).all():
+                scores[image] = self.measure(LocatedMap(values, region, counted))
+        return scores
 
-    def score(self, answers: Evaluation) -> Array:
-        maps = answers.values(
-            self.explain_class, "pixel", None if self.interpolation == "given" else self.interpolation
-        )
-        read = np.full((len(maps), self.parts), np.nan)
-        for row, (values, truth) in enumerate(zip(maps, answers.annotations(), strict=True)):
-            region = truth.region(self.region, answers.image_shape.pixels)
-            counted = np.ones_like(region) if truth.ignore is None else ~np.asarray(truth.ignore, bool)
-            there = (region & counted).any() if self.needs_inside else counted.any()
-            if there and np.isfinite(values).all():
-                read[row] = self.measure(Place(values, region, counted))
-        return read
-
-    def measure(self, place: Place) -> float | Sequence[float]:
+    def measure(self, located: LocatedMap) -> float | Sequence[float]:
         """Return the score of one map, or its parts."""
-        raise VitreousError(f"{self.info.name} must define measure")
+        raise NotImplementedError
 
 
-def check_blur(kernel: int, sigma: float) -> None:
-    """Refuse a Gaussian that is none."""
-    check_at_least("kernel", kernel, 1)
-    check_at_least("sigma", sigma, 1e-3)
+def check_odd(kernel: int) -> None:
+    """Refuse a Gaussian without a middle."""
     if kernel % 2 == 0:
         raise SpecError(f"kernel={kernel} must be odd")
 
 
 def blurred(values: Array, kernel: int, sigma: float) -> Array:
     """Return the positive part of a map under a Gaussian of ``kernel`` x ``kernel`` pixels, reflected at its edges."""
-    return np.asarray(gaussian(np.maximum(values, 0)[None], kernel // 2, sigma, "reflect")[0])
+    return np.asarray(gaussian_blur(np.maximum(values, 0)[None], kernel // 2, sigma, "reflect")[0])
 
 
-def share(part: float, whole: float, least: float = 0.0) -> float:
-    """Return ``part / whole``; 0 where the whole is not more than ``least``."""
-    return float(part / whole) if whole > least else 0.0
-
-
-def sums(parts: Array, weights: Array) -> Array:
-    """Return the weighted sums of all parts ``[r, P]`` over the images that have them."""
-    there = ~np.isnan(parts).any(axis=1)
-    return np.asarray(weights[:, there] @ parts[there])
+def ratio(part: float, total: float, minimum: float = 0.0) -> float:
+    """Return ``part / total``; 0 where the total is not more than ``minimum``."""
+    return float(part / total) if total > minimum else 0.0
 
 
 def above_mean(values: Array) -> tuple[Array, Array]:
@@ -174,6 +145,22 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
     return float((hits * taken / sizes).sum())
 
 
+def dilated(mask: Array, radius: float) -> Array:
+    """Return the pixels of a mask and those whose centres are closer to one of them than ``radius``."""
+    height, width = mask.shape
+    grown = mask.copy()
+    for down in range(ceil(radius)):
+        squared = radius**2 - down**2
+        reach = isqrt(ceil(squared) - 1) if squared > 0 else -1  # the largest whole number whose square is below
+        if reach < 0 or down >= height:
+            break
+        sums = np.cumsum(np.pad(mask, ((0, 0), (reach + 1, reach))), axis=1, dtype=np.int32)
+        wider = sums[:, 2 * reach + 1 :] > sums[:, :width]
+        grown[down:] |= wider[: height - down]
+        grown[: height - down] |= wider[down:]
+    return np.asarray(grown)
+
+
 @register_metric(
     "pointing_game",
     family="localisation",
@@ -186,48 +173,47 @@ def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> 
 )
 @dataclass
 class PointingGame(Localisation):
-    """Whether the largest value lies in the region, or closer to it than ``tolerance`` pixels.
+    r"""Whether the largest value of the map lies in the region, or close to it.
 
-    Of several largest values, ``tie_breaking=expected`` takes the share that hit, ``first`` the first in reading order,
-    ``any`` is content with one. Regions of ``largest`` of the image or more are not counted: the default leaves out
-    those that cannot be missed. Constant maps have their share under ``expected``. Cost: no forwards.
+    .. math:: \mathbb{1}\big[\min_{r \in R} \lVert \arg\max_p a_p - r \rVert < \mathrm{tolerance}\big]
+
+    Parameters
+    ----------
+    tolerance : float, default 0.0
+        How close in pixels is a hit; 0 means inside.
+    tie_breaking : str, default "expected"
+        Of several largest values, the share that hits, the ``"first"`` in reading order, or ``"any"`` of them.
+    largest : float, default 1.0
+        Regions of this share of the image or more are not counted: the default leaves out those that cannot be missed.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    Constant maps have their share under ``expected``. Cost: no forwards.
+
+    References
+    ----------
+    Zhang et al., "Top-Down Neural Attention by Excitation Backprop", 2018.
+
+    Examples
+    --------
+    >>> boxes = [vt.Annotation(boxes=[(0, 0, 32, 32)])]
+    >>> table = vt.evaluate(model, images[:1], "ixg", "pointing_game", annotations=boxes, controls=False)
+    >>> table["ixg", "pointing_game"].shape
+    (1,)
     """
 
-    tolerance: float = 0.0
-    tie_breaking: str = "expected"
-    largest: float = 1.0
+    tolerance: float = number(0.0, at_least=0)
+    tie_breaking: str = choice("expected", "first", "any")
+    largest: float = number(1.0, at_least=1e-9)
 
-    def check(self) -> None:
-        super().check()
-        check_at_least("tolerance", self.tolerance, 0)
-        check_choice("tie_breaking", self.tie_breaking, ("expected", "first", "any"))
-        check_at_least("largest", self.largest, 1e-9)
-
-    def measure(self, place: Place) -> float:
-        if place.region.mean() >= self.largest:
+    def measure(self, located: LocatedMap) -> float:
+        if located.region.mean() >= self.largest:
             return float("nan")
-        goal = place.inner(dilated(place.region & place.counted, self.tolerance))
-        values = place.values
-        hits = goal[values == values.max()]
-        return float(
-            hits.mean() if self.tie_breaking == "expected" else hits[0] if self.tie_breaking == "first" else hits.any()
-        )
-
-
-def dilated(mask: Array, radius: float) -> Array:
-    """Return the pixels of a mask and those whose centres are closer to one of them than ``radius``."""
-    height, width = mask.shape
-    grown = mask.copy()
-    for down in range(ceil(radius)):
-        left = radius**2 - down**2
-        across = isqrt(ceil(left) - 1) if left > 0 else -1  # the largest whole number whose square is below
-        if across < 0 or down >= height:
-            break
-        sums = np.cumsum(np.pad(mask, ((0, 0), (across + 1, across))), axis=1, dtype=np.int32)
-        wider = sums[:, 2 * across + 1 :] > sums[:, :width]
-        grown[down:] |= wider[: height - down]
-        grown[: height - down] |= wider[down:]
-    return np.asarray(grown)
+        goal = located.inner(dilated(located.region & located.counted, self.tolerance))
+        hits = goal[located.values == located.values.max()]
+        return float({"expected": hits.mean(), "first": hits[0], "any": hits.any()}[self.tie_breaking])
 
 
 @register_metric(
@@ -242,46 +228,75 @@ def dilated(mask: Array, radius: float) -> Array:
 )
 @dataclass
 class EnergyPointingGame(Localisation):
-    """Share of the map's energy that lies in the region: ``sum_R e / sum e``, ``e`` being ``|a|`` or ``relu(a)``.
+    r"""Share of the map's energy that lies in the region.
 
+    .. math:: \frac{\sum_{p \in R} e_p}{\sum_p e_p}, \qquad e = |a|
+
+    Parameters
+    ----------
+    energy : str, default "abs"
+        Of absolute values, or with ``"relu"`` of positive ones.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
     Without any energy it is 0. A constant map has the share of the region, so large regions score high whatever the
     map. Cost: no forwards.
+
+    References
+    ----------
+    Wang et al., "Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks", 2020.
+
+    Examples
+    --------
+    >>> vt.get_metric("energy_pointing_game").annotation_kinds
+    ('region',)
     """
 
-    energy: str = "abs"
+    energy: str = choice("abs", "relu")
 
-    def check(self) -> None:
-        super().check()
-        check_choice("energy", self.energy, ("abs", "relu"))
-
-    def measure(self, place: Place) -> float:
-        heat = np.abs(place.values) if self.energy == "abs" else np.maximum(place.values, 0)
-        return share(heat[place.inside].sum(), heat.sum())
-
-
-_ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
+    def measure(self, located: LocatedMap) -> float:
+        return located.share(np.abs(located.values) if self.energy == "abs" else np.maximum(located.values, 0))
 
 
 @register_metric("relevance_mass", family="localisation", aliases=("rma",), papers=("arras2022clevr",))
 @dataclass
 class RelevanceMass(Localisation):
-    """Relevance mass accuracy: the share of the map's relevance that lies in the region, ``sum_R a / sum a``.
+    r"""Relevance mass accuracy: the share of the map's relevance that lies in the region.
 
-    Of the ``positive`` part, which the definition needs to stay between 0 and 1, of the ``absolute`` values, or
-    ``signed``, which may leave that range. Nothing in all: 0. A constant positive map has ``rho``. Cost: no forwards.
+    .. math:: \frac{\sum_{p \in R} a_p}{\sum_p a_p}
+
+    Parameters
+    ----------
+    of : str, default "positive"
+        Of the positive part, which the definition needs to stay between 0 and 1, of the ``"absolute"`` values, or
+        ``"signed"``, which may leave that range.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    0 where the sum of all is 0. A constant positive map has the share of the region. Cost: no forwards.
+
+    References
+    ----------
+    Arras, Osman and Samek, "CLEVR-XAI: A Benchmark Dataset for the Ground Truth Evaluation of Neural Network
+    Explanations", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("relevance_mass(of=absolute)").num_forwards()
+    0
     """
 
-    of: str = "positive"
+    of: str = choice("positive", "absolute", "signed")
 
-    def check(self) -> None:
-        super().check()
-        check_choice("of", self.of, ("positive", "absolute", "signed"))
-
-    def measure(self, place: Place) -> float:
-        values = place.values
+    def measure(self, located: LocatedMap) -> float:
+        values = located.values
         mass = {"positive": np.maximum(values, 0), "absolute": np.abs(values), "signed": values}[self.of]
         total = float(mass.sum())
-        return float(mass[place.inside].sum()) / total if total else 0.0
+        return float(mass[located.inside].sum()) / total if total else 0.0
 
 
 @register_metric(
@@ -293,35 +308,67 @@ class RelevanceMass(Localisation):
 )
 @dataclass
 class GridPointingGame(Localisation):
-    """Share of the positive relevance for a cell's class that lies in this cell of the grid.
+    r"""Share of the positive relevance for a cell's class that lies in this cell of a grid of images.
 
-    ``sum_cell relu(a) / sum relu(a)`` after enlarging; 0 where the whole is not above ``least``. A constant positive
-    map has ``1 / n^2`` on n x n cells. For grids as ``vitreous.datasets.grids`` makes them. Cost: no forwards.
+    .. math:: \frac{\sum_{p \in \mathrm{cell}} \max(0, a_p)}{\sum_p \max(0, a_p)}
+
+    Parameters
+    ----------
+    least : float, default 1e-7
+        The score is 0 where the sum of all is not above it.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    A constant positive map has ``1 / n^2`` on n x n cells. For grids as ``vitreous.datasets.grids`` makes them. Cost:
+    no forwards.
+
+    References
+    ----------
+    Rao, Böhle and Schiele, "Towards Better Understanding Attribution Methods", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("gridpg").spec
+    'grid_pointing_game'
     """
 
-    least: float = 1e-7
+    least: float = number(1e-7, at_least=0)
 
-    def check(self) -> None:
-        super().check()
-        check_at_least("least", self.least, 0)
-
-    def measure(self, place: Place) -> float:
-        mass = np.maximum(place.values, 0)
-        return share(mass[place.inside].sum(), mass.sum(), self.least)
+    def measure(self, located: LocatedMap) -> float:
+        return located.share(np.maximum(located.values, 0), self.least)
 
 
 @register_metric("focus", family="localisation", papers=("ariasduart2022focus",))
 @dataclass
 class Focus(Localisation):
-    """Share of the positive relevance for a class that lies in the two cells of a mosaic that show this class.
+    r"""Share of the positive relevance for a class that lies in the two cells of a mosaic that show this class.
 
-    ``sum_R relu(a) / sum relu(a)`` with ``R`` both cells together; nothing positive: 0; a constant positive map: 0.5.
-    For mosaics as ``vitreous.datasets.mosaics`` makes them. Cost: no forwards.
+    .. math:: \frac{\sum_{p \in R} \max(0, a_p)}{\sum_p \max(0, a_p)}
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    ``R`` are both cells together. Nothing positive: 0; a constant positive map: 0.5. For mosaics as
+    ``vitreous.datasets.mosaics`` makes them. Cost: no forwards.
+
+    References
+    ----------
+    Arias-Duart et al., "Focus! Rating XAI Methods and Finding Biases", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("focus").higher_is_better
+    True
     """
 
-    def measure(self, place: Place) -> float:
-        mass = np.maximum(place.values, 0)
-        return share(mass[place.inside].sum(), mass.sum())
+    def measure(self, located: LocatedMap) -> float:
+        return located.share(np.maximum(located.values, 0))
 
 
 @register_metric(
@@ -329,22 +376,42 @@ class Focus(Localisation):
 )
 @dataclass
 class RegionAttribution(Localisation):
-    """Share of the blurred positive relevance that lies in the region: ``sum_R G*relu(a) / sum G*relu(a)``.
+    r"""Share of the blurred positive relevance that lies in the region.
 
-    ``G`` is a Gaussian of ``kernel`` x ``kernel`` pixels and deviation ``sigma``, the map reflected at its edges.
-    Nothing positive: 0; a constant positive map: ``rho``. VAR's RA; it does not state the deviation. Cost: no forwards.
+    .. math:: \frac{\sum_{p \in R} (G * \max(0, a))_p}{\sum_p (G * \max(0, a))_p}
+
+    Parameters
+    ----------
+    kernel : int, default 11
+        Rows and columns of the Gaussian ``G``; the map is reflected at its edges.
+    sigma : float, default 2.0
+        Its deviation in pixels, which VAR does not state.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    VAR's RA. Nothing positive: 0; a constant positive map has the share of the region. Cost: no forwards.
+
+    References
+    ----------
+    Walter, Vreeken and Fischer, "Now you see Me! Attribution Distributions Reveal What is Truly Important for a
+    Prediction", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("ra(kernel=5)").spec
+    'region_attribution(kernel=5)'
     """
 
-    kernel: int = 11
-    sigma: float = 2.0
+    kernel: int = number(11, at_least=1)
+    sigma: float = number(2.0, at_least=1e-3)
 
     def check(self) -> None:
-        super().check()
-        check_blur(self.kernel, self.sigma)
+        check_odd(self.kernel)
 
-    def measure(self, place: Place) -> float:
-        mass = place.inner(blurred(place.map, self.kernel, self.sigma))
-        return share(mass[place.inside].sum(), mass.sum())
+    def measure(self, located: LocatedMap) -> float:
+        return located.share(located.inner(blurred(located.map, self.kernel, self.sigma)))
 
 
 @register_metric(
@@ -356,28 +423,48 @@ class RegionAttribution(Localisation):
 )
 @dataclass
 class EHR(Localisation):
-    """Effective heat ratio: the share of the heat above a threshold that lies in the region, over all thresholds.
+    r"""Effective heat ratio: the share of the heat above a threshold that lies in the region, over all thresholds.
 
-    ``m = relu(a) / max relu(a)``; thresholds are the quantiles 0, 1/steps, ..., 1 of the pixels with ``m >= base``, and
-    0.99 at most; the score is the trapezoid over the quantiles of ``sum_{R, m >= t} m / sum_{m >= t} m``. With
-    ``by=points``, as released, the divisor is the number of pixels above. Nothing positive: 0; a constant positive
-    map: ``rho``. Cost: no forwards.
+    .. math:: \int_0^1 \frac{\sum_{p \in R,\, m_p \ge t_q} m_p}{\sum_{m_p \ge t_q} m_p}\,dq,
+        \qquad m = \frac{\max(0, a)}{\max a}
+
+    Parameters
+    ----------
+    steps : int, default 10
+        Thresholds ``t_q`` are the quantiles 0, 1/steps, ..., 1 of the pixels with ``m >= base``, and 0.99 at most.
+    base : float, default 0.1
+        What the heat of a pixel must reach.
+    by : str, default "heat"
+        Divide by the heat above the threshold, or with ``"points"``, as released, by the number of pixels.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    The trapezoid over the quantiles. Nothing positive: 0; a constant positive map has the share of the region. Cost: no
+    forwards.
+
+    References
+    ----------
+    Zhang et al., "Fine-Grained Neural Network Explanation by Identifying Input Features with Predictive Information",
+    2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("ehr@inputiba").by
+    'points'
     """
 
-    steps: int = 10
-    base: float = 0.1
-    by: str = "heat"
+    steps: int = number(10, at_least=1)
+    base: float = number(0.1, at_least=0)
+    by: str = choice("heat", "points")
 
     def check(self) -> None:
-        super().check()
-        check_at_least("steps", self.steps, 1)
-        check_at_least("base", self.base, 0)
         if self.base > 0.99:
             raise SpecError(f"base={self.base} must be at most 0.99")
-        check_choice("by", self.by, ("heat", "points"))
 
-    def measure(self, place: Place) -> float:
-        heat = np.maximum(place.values, 0)
+    def measure(self, located: LocatedMap) -> float:
+        heat = np.maximum(located.values, 0)
         top = heat.max()
         if top == 0:
             return 0.0
@@ -386,6 +473,41 @@ class EHR(Localisation):
         ratios = []
         for threshold in np.minimum(np.quantile(heat[heat >= self.base], quantiles), 0.99):
             above = heat >= threshold - _ROUNDING
-            whole = above.sum() if self.by == "points" else heat[above].sum()
-            ratios.append(heat[above & place.inside].sum() / whole)
+            total = above.sum() if self.by == "points" else heat[above].sum()
+            ratios.append(heat[above & located.inside].sum() / total)
         return float((np.diff(quantiles) * (np.array(ratios[1:]) + ratios[:-1]) / 2).sum())
+
+
+@register_metric("localisation_auc", family="localisation", aliases=("auroc",), papers=("fawcett2006introduction",))
+@dataclass
+class LocalisationAUC(Localisation):
+    r"""Area under the ROC curve: how often a pixel of the region is above one outside, equal values being half.
+
+    .. math:: \Pr_{p \in R,\, q \notin R}[a_p > a_q] + \frac{1}{2} \Pr[a_p = a_q]
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    A constant map, or chance, has 0.5. No score where the region is everything. Cost: no forwards.
+
+    References
+    ----------
+    Fawcett, "An Introduction to ROC Analysis", 2006.
+
+    Examples
+    --------
+    >>> vt.get_metric("auroc").spec
+    'localisation_auc'
+    """
+
+    def measure(self, located: LocatedMap) -> float:
+        hits, sizes = tie_groups(located.values, located.inside)
+        misses = sizes - hits
+        below = misses.sum() - np.cumsum(misses)
+        if not misses.sum():
+            return float("nan")
+        return float((hits * (below + misses / 2)).sum() / (hits.sum() * misses.sum()))

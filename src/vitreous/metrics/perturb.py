@@ -1,168 +1,295 @@
-"""What a state looks like: functions that write perturbed images into a batch, or make pictures of them."""
+"""What a state looks like: functions that write perturbed images into a batch, or return them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import InitVar, dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
-from vitreous.metrics import baselines as road
-from vitreous.metrics.baselines import SUBSTRATES, baseline_images
-from vitreous.metrics.ranking import order, scaled, token_map, unit_ranks
-from vitreous.metrics.requests import RankedRemoval
+from vitreous.metrics.baselines import BASELINES, noise
+from vitreous.metrics.curves import Array
+from vitreous.metrics.inpainting import filled
+from vitreous.metrics.ranking import enlarged, order, scaled, sound, token_map, unit_ranks
 from vitreous.models import VisionModel
 
-__all__ = ["Chunk", "Write", "fade", "masked", "perturbed", "select"]
+if TYPE_CHECKING:
+    from vitreous.metrics.batch_runner import BatchRunner
+    from vitreous.metrics.requests import RankedRemoval
 
 Write = Callable[[Tensor, int, int], Tensor | None]
 """Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer; returns which pixels ``[n, H, W]``
-are still missing, to be filled in by ``road.complete``, if any are."""
+are still missing, to be inpainted, if any are."""
+
+_AHEAD = 2  # images per thread that are rendered or wait to be run: they take memory
+
+Rendered = tuple[Array, Array]
+RenderTask = tuple[Callable[[Array, Array | None, int], Rendered], Array, Array | None, int]
+"""A function that draws states, and its arguments: the image, the map and a random number."""
+
+
+@dataclass(frozen=True)
+class ImageShape:
+    """Rows and columns of the pixels and of the patch tokens, and how many blocks the model has."""
+
+    pixels: tuple[int, int]
+    tokens: tuple[int, int]
+    depth: int = 12
+
+    @classmethod
+    def of(cls, model: VisionModel, inputs: Tensor) -> ImageShape:
+        """Return the shape of a batch of inputs ``[B, 3, H, W]``."""
+        return cls((inputs.shape[-2], inputs.shape[-1]), model.grid(inputs), model.depth)
+
+    @property
+    def num_pixels(self) -> int:
+        return prod(self.pixels)
+
+    @property
+    def num_tokens(self) -> int:
+        return prod(self.tokens)
 
 
 @dataclass
-class Chunk:
-    """Some images and what is made of them once: substrates, tokens, the noise of ROAD."""
+class ImageBatch:
+    """Some images and what is computed from them once: baselines, tokens, the noise of ROAD.
 
-    view: VisionModel
+    ``scored`` ``[B, S]`` are the classes that every state is read for.
+    """
+
+    model: VisionModel
     inputs: Tensor
-    images: Mapping[str, Tensor]
     scored: Tensor
+    names: InitVar[Iterable[str]]
     seed: int = 0
-    tokens: Tensor | None = None
-    noise: Tensor | None = None
+    annotations: Sequence[Any] = ()
+    _tokens: Tensor | None = field(default=None, init=False)
+    _noise: Tensor | None = field(default=None, init=False)
 
-    @classmethod
-    def of(cls, model: VisionModel, inputs: Tensor, baselines: Sequence[str], scored: Tensor, seed: int) -> Chunk:
-        """Make the substrates of some images."""
-        made = {s: baseline_images(s, inputs, model.preprocess, seed) for s in baselines if s in SUBSTRATES}
-        return cls(model, inputs, made, scored, seed)
+    def __post_init__(self, names: Iterable[str]) -> None:
+        """Make the named baselines."""
+        self.image_shape = ImageShape.of(self.model, self.inputs)
+        baselines = [BASELINES[name] for name in names if name in BASELINES]
+        self.baselines = {b.name: b.make(self.inputs, self.model.preprocess, self.seed) for b in baselines}
 
     def baseline(self, name: str, image: int) -> Tensor:
-        images = self.images[name]
+        images = self.baselines[name]
         return images[0] if len(images) == 1 else images[image]
 
-    def noise_of(self, image: int) -> Tensor:
-        if self.noise is None:
-            self.noise = road.noise(self.inputs, self.view.preprocess, self.seed)
-        return self.noise[image]
+    def noise(self, image: int) -> Tensor:
+        """Return the noise that ROAD adds to an image."""
+        if self._noise is None:
+            self._noise = noise(self.inputs, self.model.preprocess, self.seed)
+        return self._noise[image]
+
+    def tokens(self, runner: BatchRunner) -> Tensor:
+        """Return the tokens of all images as they enter the first block."""
+        if self._tokens is None:
+            self._tokens = runner.embed(self.inputs)
+        return self._tokens
 
 
-def select(chunk: Chunk, image: int, baseline: str, keep: bool, spans: Tensor, ranks: Tensor) -> Write:
+@dataclass(frozen=True)
+class MapBatch:
+    """The maps of one method that explain one kind of class: ``values`` ``[B, h, w]`` and their ``flags`` ``[B]``."""
+
+    explain_class: str
+    values: Tensor
+    flags: Array
+    left_out: Array
+    size: tuple[int, int]
+
+    def at_pixels(self, interpolation: str) -> Array:
+        """Return the maps enlarged to the pixels, constant ones as zeros."""
+        ranked = sound(self.values.double().cpu(), torch.from_numpy(self.flags))
+        return enlarged(ranked.numpy(), self.size, interpolation)
+
+
+def copies(images: Tensor) -> Write:
+    """Return what writes images as they are."""
+
+    def write(out: Tensor, start: int, stop: int) -> None:
+        out.copy_(images[start:stop])
+
+    return write
+
+
+def select(images: ImageBatch, image: int, baseline: str, keep: bool, spans: Tensor, ranks: Tensor) -> Write:
     """Return what writes the states of some spans ``[J, 2]``: pixels of these ranks kept, or removed."""
     low, high = spans[:, 0].view(-1, 1, 1, 1), spans[:, 1].view(-1, 1, 1, 1)
     from_top = bool((spans[:, 0] == 0).all())
-    picture = chunk.inputs[image]
 
     def inside(start: int, stop: int) -> Tensor:
         below = ranks < high[start:stop]
         return below if from_top else below & (ranks >= low[start:stop])
 
-    if SUBSTRATES[baseline].imputes:
-        return _impute(chunk, image, (lambda a, b: ~inside(a, b)) if keep else inside)
-    other = chunk.baseline(baseline, image)
-    top, rest = (picture, other) if keep else (other, picture)
+    if BASELINES[baseline].imputes:
+        return _impute(images, image, (lambda start, stop: ~inside(start, stop)) if keep else inside)
+    own, other = images.inputs[image], images.baseline(baseline, image)
+    selected, remaining = (own, other) if keep else (other, own)
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(inside(start, stop), top, rest, out=out)
+        torch.where(inside(start, stop), selected, remaining, out=out)
 
     return write
 
 
-def masked(chunk: Chunk, image: int, baseline: str, gone: Tensor) -> Write:
+def masked(images: ImageBatch, image: int, baseline: str, masks: Tensor) -> Write:
     """Return what writes the image without each of the masks ``[m, h, w]``, enlarged to pixels cell by cell."""
-    size = chunk.inputs.shape[-2:]
-    if tuple(gone.shape[1:]) != tuple(size):
-        gone = F.interpolate(gone[:, None].to(torch.uint8), size=size, mode="nearest-exact")[:, 0].bool()
-    if SUBSTRATES[baseline].imputes:
-        impute = _impute(chunk, image, lambda start, stop: gone[start:stop, None])
-        nothing = gone.flatten(1).all(dim=1)  # nothing is left to fill in from: the mean colour
+    size, own = images.inputs.shape[-2:], images.inputs[image]
+    if tuple(masks.shape[1:]) != tuple(size):
+        masks = F.interpolate(masks[:, None].to(torch.uint8), size=size, mode="nearest-exact")[:, 0].bool()
+    if BASELINES[baseline].imputes:
+        impute = _impute(images, image, lambda start, stop: masks[start:stop, None])
+        is_empty = masks.flatten(1).all(dim=1)  # nothing to inpaint from: the mean colour
 
-        def fill(out: Tensor, start: int, stop: int) -> Tensor | None:
-            missing = impute(out, start, stop)
-            assert missing is not None
-            bare = nothing[start:stop]
-            out[bare] += chunk.inputs[image].mean(dim=(1, 2), keepdim=True)
-            return missing & ~bare[:, None, None]
+        def fill(out: Tensor, start: int, stop: int) -> Tensor:
+            missing, empty = impute(out, start, stop), is_empty[start:stop]
+            out[empty] += own.mean(dim=(1, 2), keepdim=True)
+            return missing & ~empty[:, None, None]
 
         return fill
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(gone[start:stop, None], chunk.baseline(baseline, image), chunk.inputs[image], out=out)
+        torch.where(masks[start:stop, None], images.baseline(baseline, image), own, out=out)
 
     return write
 
 
-def fade(weights: Tensor, chunk: Chunk, baseline: str, image: int) -> Write:
-    """Return what writes the image faded into the substrate by the map."""
+def fade(images: ImageBatch, image: int, baseline: str, weights: Tensor) -> Write:
+    """Return what writes the image faded into the baseline by the weights ``[H, W]``."""
+    own = images.inputs[image]
 
     def write(out: Tensor, start: int, stop: int) -> None:
-        bare = chunk.baseline(baseline, image).expand_as(chunk.inputs[image])
-        out.copy_(torch.lerp(bare, chunk.inputs[image], weights.to(chunk.inputs)))
+        out.copy_(torch.lerp(images.baseline(baseline, image).expand_as(own), own, weights.to(own)))
 
     return write
 
 
-def _impute(chunk: Chunk, image: int, gone: Callable[[int, int], Tensor]) -> Write:
-    """Return what leaves removed pixels, which hold their noise, to be filled in from those that are left."""
+def _impute(
+    images: ImageBatch, image: int, removed: Callable[[int, int], Tensor]
+) -> Callable[[Tensor, int, int], Tensor]:
+    """Return what leaves removed pixels, which hold their noise, to be inpainted from the others."""
 
     def write(out: Tensor, start: int, stop: int) -> Tensor:
-        removed = gone(start, stop)
-        torch.where(removed, chunk.noise_of(image), chunk.inputs[image], out=out)
-        return removed[:, 0]
+        missing = removed(start, stop)
+        torch.where(missing, images.noise(image), images.inputs[image], out=out)
+        return missing[:, 0]
 
     return write
+
+
+class Renderer:
+    """Draws states in threads while the model runs the last ones, and queues them in the order of their requests.
+
+    Threads do, and no processes are needed: Qhull, the evaluation of its triangles and the encoder of WebP release the
+    interpreter's lock while they work (no other thread waited longer than 8 ms for one that triangulated for 170 ms).
+    At most ``_AHEAD`` images per thread are drawn or waiting. After an error, anyone's, nothing more is begun.
+    """
+
+    def __init__(self, runner: BatchRunner) -> None:
+        self._runner = weakref.proxy(runner)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._threads = max(1, cores or 1)
+        self._pool: ThreadPoolExecutor | None = None
+        self._shutdown: Callable[[], Any] | None = None
+        self._queue: deque[tuple[Future[Rendered], Tensor, Array, Array, tuple[int, ...]]] = deque()
+
+    def add(self, task: RenderTask, classes: Tensor, slots: Array, numbers: Array) -> None:
+        """Have the states of one image drawn."""
+        draw, image, values, key = task
+        try:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, "vitreous-draw")
+                # also where an error elsewhere means that nobody finishes this
+                self._shutdown = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+            future = self._pool.submit(draw, image, values, key)
+            self._queue.append((future, classes, slots, numbers, image.shape))
+            self._run(_AHEAD * self._threads)
+        except BaseException:  # an interruption too
+            self.close()
+            raise
+
+    def finish(self) -> None:
+        """Wait for what is still being drawn."""
+        try:
+            self._run(0)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Begin nothing more, and let the threads go."""
+        self._queue.clear()
+        self._pool = None
+        if self._shutdown is not None:
+            self._shutdown()
+
+    def _run(self, most: int) -> None:
+        """Queue what was drawn, the oldest first, until at most so many are waiting."""
+        while len(self._queue) > most:
+            future, classes, slots, numbers, shape = self._queue.popleft()
+            images, values = future.result()
+            expected = (len(slots), *shape)
+            if images.shape != expected or images.dtype != np.uint8 or len(values) != len(slots):
+                actual = f"{images.dtype} {list(images.shape)} and {len(values)} numbers"
+                raise VitreousError(f"states are drawn in uint8 {list(expected)}, one number each; got {actual}")
+            numbers[:] = values
+            inputs = torch.stack([self._runner.model.preprocess.to_tensor(Image.fromarray(image)) for image in images])
+            self._runner.add_images(copies(inputs), shape[:2], classes, slots)
 
 
 def perturbed(
     model: VisionModel,
     inputs: Tensor,
     maps: Tensor,
-    need: RankedRemoval,
+    request: RankedRemoval,
     *,
-    upsample: str = "bilinear",
-    ties: str = "random",
+    interpolation: str = "bilinear",
+    tie_breaking: str = "random",
     seed: int = 0,
 ) -> Tensor:
-    """Return the states of a need as images ``[B, J, 3, H, W]``, for maps ``[B, h, w]``: what the model was shown.
+    """Return the states of a request as images ``[B, J, 3, H, W]``, for maps ``[B, h, w]``: what the model was shown.
 
-    Tokens leave the sequence, and no pixel is painted over; here their patches turn grey.
+    Tokens leave the sequence, and no pixel is replaced; here their patches become grey.
     """
-    if need.by != "map":
+    if request.by != "map":
         raise VitreousError("only states in the order of a map can be had as images")
-    inputs = model.cast(inputs)
-    baseline = "zero_norm" if need.unit == "token" else need.baseline
-    chunk = Chunk.of(model, inputs, [baseline], inputs.new_zeros(len(inputs), 1), seed)
-    spans = torch.tensor(need.spans, dtype=torch.int32, device=inputs.device)
-    maps = maps.to(inputs.device)
+    inputs, maps = model.cast(inputs), maps.to(inputs.device)
+    baseline = "zero_norm" if request.unit == "token" else request.baseline
+    images = ImageBatch(model, inputs, inputs.new_zeros(len(inputs), 1), [baseline], seed)
+    spans = torch.tensor(request.spans, dtype=torch.int32, device=inputs.device)
+    size = images.image_shape.pixels
     states = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
     for image in range(len(inputs)):
-        own = maps[image : image + 1]
-        if need.unit.startswith("blend:"):
-            weights = scaled(own, (inputs.shape[-2], inputs.shape[-1]), need.unit[6:])[0]
-            write = fade(weights, chunk, baseline, image)
-        elif need.unit == "token":
-            write = _greyed(model, chunk, image, need, own, ties, seed)
+        values = maps[image : image + 1]
+        if request.unit.startswith("blend:"):
+            write = fade(images, image, baseline, scaled(values, size, request.unit[6:])[0])
+        elif request.unit == "token":
+            ranked = order(token_map(values, model, inputs).flatten(1), tie_breaking, seed)[0]
+            write = masked(images, image, baseline, _removed_tokens(request, ranked, model.grid(inputs)))
         else:
-            size = (inputs.shape[-2], inputs.shape[-1])
-            ranks = unit_ranks(own, size, need.unit, upsample, ties, seed)[0]
-            write = select(chunk, image, baseline, need.keep, spans, ranks)
+            ranks = unit_ranks(values, size, request.unit, interpolation, tie_breaking, seed)[0]
+            write = select(images, image, baseline, request.keep, spans, ranks)
         missing = write(states[image], 0, len(spans))
         if missing is not None:
-            states[image] = road.complete(states[image], missing)
+            states[image] = filled(states[image], missing)
     return states
 
 
-def _greyed(
-    model: VisionModel, chunk: Chunk, image: int, need: RankedRemoval, own: Tensor, ties: str, seed: int
-) -> Write:
-    height, width = model.grid(chunk.inputs)
-    ranked = order(token_map(own, model, chunk.inputs).flatten(1), ties, seed)[0]
-    gone = torch.zeros(len(need.spans), height * width, dtype=torch.bool, device=own.device)
-    for state, (low, stop) in enumerate(need.spans):
-        gone[state, ranked[low:stop]] = True
-    gone = ~gone if need.keep else gone
-    return masked(chunk, image, "zero_norm", gone.view(-1, height, width))
+def _removed_tokens(request: RankedRemoval, ranked: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Return which tokens are removed in every state, ``[J, h, w]``."""
+    removed = torch.zeros(len(request.spans), len(ranked), dtype=torch.bool, device=ranked.device)
+    for state, (low, high) in enumerate(request.spans):
+        removed[state, ranked[low:high]] = True
+    return (~removed if request.keep else removed).view(-1, *grid)

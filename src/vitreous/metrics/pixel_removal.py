@@ -1,75 +1,70 @@
-"""Faithfulness by perturbed pixels: remove what a map calls important and watch the model.
+"""Faithfulness by removed pixels: remove what a map calls important and watch the model.
 
-``removed_k`` is the image with its k top-ranked pixels replaced by the substrate, ``kept_k`` the substrate with the
+``removed_k`` is the image with its k top-ranked pixels replaced by the baseline, ``kept_k`` the baseline with the
 image's k top-ranked pixels; ``P`` is the softmax probability of the scored class, ``n`` the number of pixels. A
 constant map is ranked by the tie key alone, so it scores like a random order; a map that is not finite has no score.
-
-The image under its own map: average drop, increase and gain.
-
-``x'`` is the image faded into the substrate by ``m``, the map scaled to 0 .. 1: ``m x + (1 - m) b``. With ``zero_norm``
-that is the normalised image times the map. What speaks against the class is taken away with what says nothing: ``m`` is
-the positive part of the map (Chattopadhay et al. and Zhang et al., whose maps end in a ReLU), less its minimum and
-divided by what is left of its maximum (Zhang et al.; the former divide by the maximum, the same wherever the minimum is
-0). A map that is constant, or positive nowhere, has ``m = 0``: ``x'`` is the bare substrate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register_metric
-from vitreous.metrics.baselines import check_baseline
+from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
-from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
-from vitreous.registry import check_at_least, check_choice
-
-if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
-
-__all__ = [
-    "AOPC",
-    "AverageDrop",
-    "AverageGain",
-    "AverageIncrease",
-    "Deletion",
-    "InsDel",
-    "Insertion",
-    "LOdds",
-    "NegativePerturbation",
-    "PositivePerturbation",
-    "SRG",
-]
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.requests import RankedRemoval, Request
+from vitreous.registry import check_at_least
 
 _LABEL = {"explain_class": "label", "score_class": "label"}
 _TIS = {"steps": 224, "area": "mean", "start": False, **_LABEL}
+MOST_RELEVANT, LEAST_RELEVANT = "most relevant first", "least relevant first"
 
 
 @dataclass
-class _InsertionDeletion(Metric):
+class CurveMetric(Metric):
+    """Base of what is read from curves: one request for each, by the name of the curve.
+
+    The score is one number for each curve, or the first one's less the second one's.
+    """
+
+    def x(self, request: str, evaluation: Evaluation) -> Array:
+        """Return what a curve runs over, ``[J]``: by default the share that is kept or removed."""
+        return evaluation.fraction(request)
+
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        """Return the values of a curve, ``[B, J]``."""
+        return evaluation.probability(request)
+
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        """Return one number for each line of a curve, ``[B]``."""
+        return area(curve.y, curve.x)
+
+    def curves(self, evaluation: Evaluation) -> Mapping[str, Curve]:
+        return {name: Curve(self.x(name, evaluation), self.y(name, evaluation)) for name in evaluation.requests}
+
+    def score(self, evaluation: Evaluation) -> Array:
+        first, *others = (self.summary(curve, evaluation) for curve in self.curves(evaluation).values())
+        return first - others[0] if others else first
+
+
+@dataclass
+class _InsertionDeletion(CurveMetric):
     """Shared by insertion, deletion and their difference."""
 
-    steps: int = 28
-    area: str = "trapezoid"
+    steps: int = number(28, at_least=1)
+    area: str = choice("trapezoid", "mean")
     start: bool = True
 
-    def check(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_choice("area", self.area, ("trapezoid", "mean"))
-
     def _counts(self, image_shape: ImageShape) -> tuple[int, ...]:
-        counts = equal_steps(image_shape.size("pixel"), self.steps)
+        counts = equal_steps(image_shape.num_pixels, self.steps)
         return counts if self.start or len(counts) == 2 else counts[1:]
 
-    def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
-        fractions = np.array(need.counts) / answers.image_shape.size("pixel")
-        return Curve(fractions, np.exp(answers.log_probability(need, self.explain_class, self.score_class)))
-
-    def _area(self, answers: Evaluation, need: RankedRemoval) -> Array:
-        curve = self._curve(answers, need)
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
         return area(curve.y, curve.x, self.area)
 
 
@@ -85,27 +80,44 @@ class _InsertionDeletion(Metric):
 )
 @dataclass
 class Insertion(_InsertionDeletion):
-    """Area under ``P(kept_k)`` as the most important pixels come back, k from 0 to n in equal steps.
+    r"""Area under the probability as the most important pixels come back.
 
-    ``k_j = min(n, j ceil(n / steps))``; the trapezoid uses true fractions and is divided by their range. RISE starts
-    from its blurred image; ``@coiba`` from ``blur_51``, explaining and scoring the true class; ``@tis`` takes the mean
-    of the points after steps 1 to 224, for any substrate. Cost: ``steps - 1`` forwards per map.
+    .. math:: \sum_j \frac{k_{j+1} - k_j}{n}\,\frac{P(\mathrm{kept}_{k_j}) + P(\mathrm{kept}_{k_{j+1}})}{2},
+        \qquad k_j = \min(n, j \lceil n / \mathrm{steps} \rceil)
+
+    Parameters
+    ----------
+    steps : int, default 28
+        In how many equal steps all pixels come back.
+    area : str, default "trapezoid"
+        ``"trapezoid"`` over true fractions, divided by their range, or the ``"mean"`` of the points.
+    start : bool, default True
+        Whether the bare baseline is a point of the curve.
+    baseline : str, default "blur_rise"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Cost: ``steps - 1`` forwards per map. RISE starts from its blurred image; ``@coiba`` from ``blur_51``, explaining
+    and scoring the true class; ``@tis`` takes the mean of the points after steps 1 to 224, for any baseline.
+
+    References
+    ----------
+    Petsiuk, Das and Saenko, "RISE: Randomized Input Sampling for Explanation of Black-box Models", 2018.
+
+    Examples
+    --------
+    >>> table = vt.evaluate(model, images[:1], "ixg", "insertion(steps=4)", n_bootstrap=10, controls=False)
+    >>> len(table.curve("ixg", "insertion(steps=4)").x)
+    5
     """
 
-    baseline: str = "blur_rise"
+    baseline: str = baseline_name("blur_rise")
 
-    def check(self) -> None:
-        super().check()
-        check_baseline(self.baseline)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.kept(self.baseline, self._counts(image_shape))]
-
-    def score(self, answers: Evaluation) -> Array:
-        return self._area(answers, *self.requests(answers.image_shape))
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"insertion": self._curve(answers, *self.requests(answers.image_shape))}
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"insertion": RankedRemoval.insertion(self.baseline, self._counts(image_shape))}
 
 
 @register_metric(
@@ -120,27 +132,39 @@ class Insertion(_InsertionDeletion):
 )
 @dataclass
 class Deletion(_InsertionDeletion):
-    """Area under ``P(removed_k)`` as the most important pixels go, k from 0 to n in equal steps.
+    r"""Area under the probability as the most important pixels are removed.
 
-    Grid and area as for ``insertion``. RISE deletes to 0 in normalised space, which is grey; ``@coiba`` to black,
-    explaining and scoring the true class; ``@tis`` as for insertion. Cost: ``steps - 1`` forwards per map.
+    .. math:: \sum_j \frac{k_{j+1} - k_j}{n}\,\frac{P(\mathrm{removed}_{k_j}) + P(\mathrm{removed}_{k_{j+1}})}{2}
+
+    Parameters
+    ----------
+    steps, area, start
+        As for `Insertion`.
+    baseline : str, default "zero_norm"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. Cost: ``steps - 1`` forwards per map. RISE deletes to 0 in normalised space, which is grey;
+    ``@coiba`` to black, explaining and scoring the true class; ``@tis`` as for insertion.
+
+    References
+    ----------
+    Petsiuk, Das and Saenko, "RISE: Randomized Input Sampling for Explanation of Black-box Models", 2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("deletion").higher_is_better
+    False
     """
 
     higher_is_better = False
-    baseline: str = "zero_norm"
+    baseline: str = baseline_name("zero_norm")
 
-    def check(self) -> None:
-        super().check()
-        check_baseline(self.baseline)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.removed(self.baseline, self._counts(image_shape))]
-
-    def score(self, answers: Evaluation) -> Array:
-        return self._area(answers, *self.requests(answers.image_shape))
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"deletion": self._curve(answers, *self.requests(answers.image_shape))}
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"deletion": RankedRemoval.deletion(self.baseline, self._counts(image_shape))}
 
 
 @register_metric(
@@ -156,55 +180,70 @@ class Deletion(_InsertionDeletion):
 )
 @dataclass
 class InsDel(_InsertionDeletion):
-    """Insertion minus deletion: area under ``P(kept_k)`` less that under ``P(removed_k)``.
+    r"""Insertion minus deletion.
 
-    CoIBA's difference; TIS computes it for each of its substrates. Cost: what both need, and nothing on top.
+    .. math:: \int_0^1 P(\mathrm{kept}_{tn})\,dt - \int_0^1 P(\mathrm{removed}_{tn})\,dt
+
+    Parameters
+    ----------
+    steps, area, start
+        As for `Insertion`.
+    insertion_baseline : str, default "blur_rise"
+        What the image comes back on.
+    deletion_baseline : str, default "zero_norm"
+        What the image is deleted to.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Cost: what both need, ``2 (steps - 1)`` forwards per map, shared with them. It is CoIBA's difference; TIS computes
+    it for each of its baselines.
+
+    References
+    ----------
+    Hong et al., "Comprehensive Information Bottleneck for Unveiling Universal Attribution to Interpret Vision
+    Transformers", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("insdel(steps=8)").num_forwards()
+    14
     """
 
-    insertion_baseline: str = "blur_rise"
-    deletion_baseline: str = "zero_norm"
+    insertion_baseline: str = baseline_name("blur_rise")
+    deletion_baseline: str = baseline_name("zero_norm")
 
-    def check(self) -> None:
-        super().check()
-        check_baseline(self.insertion_baseline)
-        check_baseline(self.deletion_baseline)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         counts = self._counts(image_shape)
-        return [Request.kept(self.insertion_baseline, counts), Request.removed(self.deletion_baseline, counts)]
-
-    def score(self, answers: Evaluation) -> Array:
-        kept, removed = self.requests(answers.image_shape)
-        return self._area(answers, kept) - self._area(answers, removed)
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        kept, removed = self.requests(answers.image_shape)
-        return {"insertion": self._curve(answers, kept), "deletion": self._curve(answers, removed)}
+        return {
+            "insertion": RankedRemoval.insertion(self.insertion_baseline, counts),
+            "deletion": RankedRemoval.deletion(self.deletion_baseline, counts),
+        }
 
 
 @dataclass
-class _Perturbation(Metric):
+class _Perturbation(CurveMetric):
     """Shared by what removes shares of the pixels: ``floor(j n / steps)`` of them, ``j / steps`` up to ``stop``."""
 
-    steps: int = 20
-    baseline: str = "black"
+    steps: int = number(20, at_least=1)
+    baseline: str = baseline_name("black")
     stop: float = 1.0
 
     def check(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_baseline(self.baseline)
         check_at_least("stop", self.stop, 1 / self.steps)
         check_at_least("stop", -self.stop, -1)
 
-    def _most(self, image_shape: ImageShape) -> RankedRemoval:
-        return Request.removed(self.baseline, percent_steps(image_shape.size("pixel"), self.steps, self.stop))
+    def _most_relevant(self, image_shape: ImageShape) -> RankedRemoval:
+        return RankedRemoval.deletion(self.baseline, percent_steps(image_shape.num_pixels, self.steps, self.stop))
 
-    def _least(self, image_shape: ImageShape) -> RankedRemoval:
+    def _least_relevant(self, image_shape: ImageShape) -> RankedRemoval:
         """The least relevant removed: what is left is the most relevant kept."""
-        size = image_shape.size("pixel")
-        return Request.kept(self.baseline, [size - k for k in percent_steps(size, self.steps, self.stop)])
+        size = image_shape.num_pixels
+        counts = [size - count for count in percent_steps(size, self.steps, self.stop)]
+        return RankedRemoval.insertion(self.baseline, counts)
 
-    def _fractions(self) -> Array:
+    def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.arange(round(self.steps * self.stop) + 1) / self.steps
 
 
@@ -215,12 +254,11 @@ class _Accuracy(_Perturbation):
     normalise: bool = True
     needs_correctness: ClassVar[bool] = True
 
-    def _accuracy(self, answers: Evaluation, need: RankedRemoval) -> Array:
-        return area(answers.correct(need, self.explain_class), self._fractions(), normalise=self.normalise)
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        return evaluation.correct(request)
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.requests(answers.image_shape)
-        return {"accuracy": Curve(self._fractions(), answers.correct(need, self.explain_class))}
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return area(curve.y, curve.x, normalise=self.normalise)
 
 
 _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
@@ -235,20 +273,43 @@ _CHEFER = {"steps": 10, "stop": 0.9, "normalise": False}
 )
 @dataclass
 class PositivePerturbation(_Accuracy):
-    """Area under top-1 accuracy as the most important pixels turn black, 0 to 100 % in steps of 5 %.
+    r"""Area under top-1 accuracy as the most important pixels turn black.
 
-    Correctness is against the true class, whichever class is explained: ``explain_class=pred`` and
+    .. math:: \int_0^{\mathrm{stop}} \mathbb{1}[\arg\max f(\mathrm{removed}_{tn}) = y]\,dt
+
+    Parameters
+    ----------
+    steps : int, default 20
+        In how many equal steps all pixels are removed.
+    baseline : str, default "black"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    stop : float, default 1.0
+        The share of pixels removed at the end of the curve.
+    normalise : bool, default True
+        Whether the area is divided by the range.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. Correctness is against the true class, whichever class is explained: ``explain_class=pred`` and
     ``explain_class=label`` are the two rows of the papers. ``@chefer`` stops at 90 % in steps of 10 % and does not
     divide by the range. Cost: ``steps - 1`` forwards per map.
+
+    References
+    ----------
+    Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", 2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("positive_perturbation@chefer").num_forwards()
+    9
     """
 
     higher_is_better = False
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        return self._accuracy(answers, self._most(answers.image_shape))
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"accuracy": self._most_relevant(image_shape)}
 
 
 @register_metric(
@@ -260,17 +321,32 @@ class PositivePerturbation(_Accuracy):
 )
 @dataclass
 class NegativePerturbation(_Accuracy):
-    """Area under top-1 accuracy as the least important pixels turn black, 0 to 100 % in steps of 5 %.
+    r"""Area under top-1 accuracy as the least important pixels turn black.
 
-    The mirror of ``positive_perturbation``: same classes, same presets. The least relevant ``k`` removed is the most
-    relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
+    .. math:: \int_0^{\mathrm{stop}} \mathbb{1}[\arg\max f(\mathrm{kept}_{(1-t)n}) = y]\,dt
+
+    Parameters
+    ----------
+    steps, baseline, stop, normalise, explain_class, score_class
+        As for `PositivePerturbation`.
+
+    Notes
+    -----
+    The mirror of ``positive_perturbation``: same classes, same presets, higher is better. The least relevant ``k``
+    removed is the most relevant ``n - k`` kept. Cost: ``steps - 1`` forwards per map.
+
+    References
+    ----------
+    Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", 2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("negative").needs_labels
+    True
     """
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        return self._accuracy(answers, self._least(answers.image_shape))
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"accuracy": self._least_relevant(image_shape)}
 
 
 @dataclass
@@ -279,14 +355,11 @@ class _Drop(_Perturbation):
 
     include_zero: bool = True
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(image_shape)]
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"log-probability": self._most_relevant(image_shape)}
 
-    def _curve(self, answers: Evaluation) -> Array:
-        return answers.log_probability(self._most(answers.image_shape), self.explain_class, self.score_class)
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {"log-probability": Curve(self._fractions(), self._curve(answers))}
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        return evaluation.log_probability(request)
 
     def _mean(self, drops: Array) -> Array:
         return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))
@@ -295,124 +368,105 @@ class _Drop(_Perturbation):
 @register_metric("aopc", family="faithfulness", papers=("samek2017evaluating", "wu2024tokentm"), presets={"vtranm": {}})
 @dataclass
 class AOPC(_Drop):
-    """Mean of ``P(x) - P(removed_k)`` over the percentages removed: how far the probability falls.
+    r"""Area over the perturbation curve: by how much the probability falls on average.
 
-    The divisor counts the untouched image, whose term is zero, unless ``include_zero`` is off. Cost: none beside
-    ``positive_perturbation`` on the same grid.
+    .. math:: \frac{1}{J + 1} \sum_{j=0}^{J} P(x) - P(\mathrm{removed}_{k_j})
+
+    Parameters
+    ----------
+    steps, baseline, stop
+        As for `PositivePerturbation`.
+    include_zero : bool, default True
+        Whether the untouched image, whose term is zero, counts in the mean.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Cost: none beside ``positive_perturbation`` on the same grid.
+
+    References
+    ----------
+    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", 2017.
+
+    Examples
+    --------
+    >>> vt.get_metric("aopc(steps=10)").num_forwards()
+    9
     """
 
-    def score(self, answers: Evaluation) -> Array:
-        probability = np.exp(self._curve(answers))
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        probability = np.exp(curve.y)
         return self._mean(probability[:, :1] - probability)
 
 
 @register_metric("lodds", family="faithfulness", papers=("wu2024tokentm",), presets={"vtranm": {}})
 @dataclass
 class LOdds(_Drop):
-    """Mean of ``log P(removed_k) - log P(x)`` over the percentages removed; the more negative the better.
+    r"""Log-odds: by how much the log-probability changes on average.
 
-    From log-softmax, never from a clamped probability. Cost: none beside ``positive_perturbation`` on the same grid.
+    .. math:: \frac{1}{J + 1} \sum_{j=0}^{J} \log P(\mathrm{removed}_{k_j}) - \log P(x)
+
+    Parameters
+    ----------
+    steps, baseline, stop
+        As for `PositivePerturbation`.
+    include_zero : bool, default True
+        Whether the untouched image, whose term is zero, counts in the mean.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    The more negative the better. From log-softmax, never from a clamped probability. Cost: none beside
+    ``positive_perturbation`` on the same grid.
+
+    References
+    ----------
+    Wu et al., "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("lodds").higher_is_better
+    False
     """
 
     higher_is_better = False
 
-    def score(self, answers: Evaluation) -> Array:
-        log = self._curve(answers)
-        return self._mean(log - log[:, :1])
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return self._mean(curve.y - curve.y[:, :1])
 
 
 @register_metric("srg", family="faithfulness", aliases=("abpc",), papers=("bluecher2024decoupling", "li2023m4"))
 @dataclass
 class SRG(_Perturbation):
-    """Symmetric relevance gain: area under ``P`` with the least relevant removed first, less that with the most.
+    r"""Symmetric relevance gain: the area between the curves of both orders.
 
-    One substrate for both orders; the area between the two perturbation curves (ABPC) is the same number. Higher is
-    better. Cost: none beside positive and negative perturbation.
+    .. math:: \int_0^1 P(\mathrm{kept}_{(1-t)n})\,dt - \int_0^1 P(\mathrm{removed}_{tn})\,dt
+
+    Parameters
+    ----------
+    steps, baseline, stop
+        As for `PositivePerturbation`.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    The area under ``P`` with the least relevant removed first, less that with the most; one baseline for both orders.
+    The area between the two perturbation curves (ABPC) is the same number. Cost: none beside positive and negative
+    perturbation, ``2 (steps - 1)`` forwards per map.
+
+    References
+    ----------
+    Blücher, Vielhaben and Strodthoff, "Decoupling Pixel Flipping and Occlusion Strategy for Consistent XAI Benchmarks",
+    2024.
+
+    Examples
+    --------
+    >>> vt.evaluate(model, images[:2], "ixg", "srg(steps=4)", controls=False)["ixg", "srg(steps=4)"].shape
+    (2,)
     """
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(image_shape), self._most(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        least, most = (area(curve.y, curve.x) for curve in self.curves(answers).values())
-        return least - most
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        names = ("least relevant first", "most relevant first")
-        logs = [
-            answers.log_probability(need, self.explain_class, self.score_class)
-            for need in self.requests(answers.image_shape)
-        ]
-        return {name: Curve(self._fractions(), np.exp(log)) for name, log in zip(names, logs, strict=True)}
-
-
-@dataclass
-class _Masked(Metric):
-    """Shared by all three: one forward per map.
-
-    ``how`` is what of the map becomes ``m``: its positive part (``relu``), or all of it, so that the lowest value is
-    taken away and the highest stays (``minmax``).
-    """
-
-    baseline: str = "zero_norm"
-    normalization: str = "relu"
-
-    def check(self) -> None:
-        check_baseline(self.baseline, fades=True)
-        check_choice("normalization", self.normalization, ("relu", "minmax"))
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [Request.blend(self.baseline, self.normalization)]
-
-    def _logs(self, answers: Evaluation) -> tuple[Array, Array]:
-        """Return ``log P(x)`` and ``log P(x')``."""
-        masked = answers.log_probability(
-            Request.blend(self.baseline, self.normalization), self.explain_class, self.score_class
-        )[:, 0]
-        return answers.clean(self.score_class, self.explain_class), masked
-
-
-@register_metric("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))
-@dataclass
-class AverageDrop(_Masked):
-    """Share of the probability that is lost under the map: ``relu(P(x) - P(x')) / P(x)``.
-
-    ``m`` is the positive part of the map (``normalization=relu``) or all of it (``normalization=minmax``), scaled to 0
-    .. 1. From the difference of log-probabilities, so that a tiny ``P(x)`` does no harm. Cost: one forward per map,
-    shared with increase and gain.
-    """
-
-    higher_is_better = False
-
-    def score(self, answers: Evaluation) -> Array:
-        clean, masked = self._logs(answers)
-        return np.asarray(-np.expm1(np.minimum(masked - clean, 0)))
-
-
-@register_metric("average_increase", family="faithfulness", papers=("chattopadhay2018gradcampp",))
-@dataclass
-class AverageIncrease(_Masked):
-    """Whether the probability rises under the map: 1 if ``P(x') > P(x)``, else 0.
-
-    ``how`` as for ``average_drop``. Cost: one forward per map.
-    """
-
-    def score(self, answers: Evaluation) -> Array:
-        clean, masked = self._logs(answers)
-        return np.where(np.isnan(masked), np.nan, masked > clean)
-
-
-@register_metric("average_gain", family="faithfulness", papers=("zhang2024opticam",))
-@dataclass
-class AverageGain(_Masked):
-    """Share of what was left to gain that is gained: ``relu(P(x') - P(x)) / (1 - P(x))``.
-
-    Zero where ``P(x)`` is one already. ``how`` as for ``average_drop``. Cost: one forward per map.
-    """
-
-    def score(self, answers: Evaluation) -> Array:
-        clean, masked = self._logs(answers)
-        left = -np.expm1(clean)
-        gained = np.maximum(np.exp(masked) - np.exp(clean), 0)
-        gain = np.divide(gained, left, out=np.zeros_like(gained), where=left > 0)
-        return np.where(np.isnan(masked), np.nan, gain)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {LEAST_RELEVANT: self._least_relevant(image_shape), MOST_RELEVANT: self._most_relevant(image_shape)}

@@ -10,24 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.base import Metric, choice, number, register_metric
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.requests import Images, ImageShape, Reattribution
+from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.requests import Images, Reattribution, Request
 from vitreous.metrics.robustness import gaussian_copies
-from vitreous.metrics.similarity import check_similarity, dead, similarity
+from vitreous.metrics.similarity import SIMILARITIES, dead, similarity
 from vitreous.models import VisionModel
 from vitreous.models.randomize import INITS, NORMS, STAGES_AROUND, randomised, stages
-from vitreous.registry import check_at_least, check_choice
-
-__all__ = ["MPRT", "EfficientMPRT", "RandomLogit", "Randomised", "SmoothMPRT"]
-
-_compared: WeakKeyDictionary[Evaluation, dict[str, tuple[Array, Array]]] = WeakKeyDictionary()
-"""Scores and curves are read from the same similarities."""
 
 
 @dataclass(frozen=True)
@@ -45,87 +39,70 @@ class Randomised:
 
 
 @dataclass
-class _UnderRandomWeights(Metric):
+class _RandomWeights(Metric):
     """Shared by what explains randomised models."""
 
-    norms: str = "reset"
-    init: str = "fixed"
-
-    def check(self) -> None:
-        check_choice("norms", self.norms, NORMS)
-        check_choice("init", self.init, INITS)
+    norms: str = choice(*NORMS)
+    init: str = choice(*INITS)
 
     def _under(self, chosen: Sequence[int], seed: int, images: Images | None = None) -> Reattribution:
         return Reattribution(images, Randomised(tuple(sorted(chosen)), seed, self.norms, self.init))
 
 
 @dataclass
-class _Cascade(_UnderRandomWeights):
+class _Cascade(_RandomWeights):
     """Shared by the two that go through the stages of a model one after the other."""
 
-    similarity: str = "spearman"
-    order: str = "top_down"
-    seeds: int = 3
+    similarity: str = choice(*SIMILARITIES)
+    order: str = choice("top_down", "bottom_up", "independent")
+    seeds: int = number(3, at_least=1)
     higher_is_better = False
     x_axis = "share of stages randomised"
 
-    def check(self) -> None:
-        super().check()
-        check_choice("order", self.order, ("top_down", "bottom_up", "independent"))
-        check_similarity(self.similarity)
-        check_at_least("seeds", self.seeds, 1)
-
-    @property
-    def _copies(self) -> Images | None:
-        """The images whose maps are compared, if not the image itself."""
+    def copies(self) -> Images | None:
+        """Return the images whose maps are compared, if not the image itself."""
         return None
 
-    def _steps(self, image_shape: ImageShape) -> list[list[int]]:
-        """Return the stages that are random at every step."""
-        count = image_shape.depth + STAGES_AROUND
-        if self.order == "independent":
-            return [[stage] for stage in range(count)]
-        order = list(range(count))[:: 1 if self.order == "top_down" else -1]
-        return [order[: step + 1] for step in range(count)]
-
     def _cascade(self, image_shape: ImageShape) -> list[list[Reattribution]]:
-        steps = self._steps(image_shape)
-        return [[self._under(chosen, seed, self._copies) for chosen in steps] for seed in range(self.seeds)]
+        """Return for every seed the maps at every step."""
+        count = image_shape.depth + STAGES_AROUND
+        order = list(range(count))[:: -1 if self.order == "bottom_up" else 1]
+        steps = [order[step : step + 1] if self.order == "independent" else order[: step + 1] for step in range(count)]
+        return [[self._under(chosen, seed, self.copies()) for chosen in steps] for seed in range(self.seeds)]
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
-        trained = [] if self._copies is None else [Reattribution(self._copies)]
-        return trained + [need for needs in self._cascade(image_shape) for need in needs]
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        trained: dict[str, Request] = {} if self.copies() is None else {"trained": Reattribution(self.copies())}
+        cascade = enumerate(self._cascade(image_shape))
+        return trained | {f"seed {s}, step {j}": again for s, steps in cascade for j, again in enumerate(steps)}
 
-    def _trained(self, answers: Evaluation) -> Array:
+    def trained(self, evaluation: Evaluation) -> Array:
         """Return the maps of the trained model."""
-        return answers.values(self.explain_class)
+        return evaluation.maps()
 
-    def _random(self, answers: Evaluation, need: Reattribution) -> Array:
-        """Return the maps of a randomised one."""
-        return np.asarray(answers.explained(need, self.explain_class).mean(axis=1, dtype=np.float64))
-
-    def _similarities(self, answers: Evaluation) -> tuple[Array, Array]:
+    def _similarities(self, evaluation: Evaluation) -> tuple[Array, Array]:
         """Return the similarity at every step ``[seeds, steps, B]``, and which random maps are dead."""
-        known = _compared.setdefault(answers, {})
-        if self.spec not in known:
-            known[self.spec] = self._compare(answers)
-        return known[self.spec]
 
-    def _compare(self, answers: Evaluation) -> tuple[Array, Array]:
-        trained = self._trained(answers)
-        maps = [[self._random(answers, need) for need in needs] for needs in self._cascade(answers.image_shape)]
-        found = np.array([[similarity(self.similarity, trained, each) for each in row] for row in maps])
-        return found, np.array([[dead(each) for each in row] for row in maps])
+        def compare() -> tuple[Array, Array]:
+            trained, cascade = self.trained(evaluation), self._cascade(evaluation.image_shape)
+            maps = [[_averaged(evaluation, request) for request in steps] for steps in cascade]
+            similarities = [[similarity(self.similarity, trained, random) for random in row] for row in maps]
+            return np.array(similarities), np.array([[dead(random) for random in row] for row in maps])
 
-    def score(self, answers: Evaluation) -> Array:
-        found, lost = self._similarities(answers)
-        return np.stack([found.mean(axis=(0, 1)), lost.sum(axis=(0, 1))], axis=1)
+        return evaluation.computed(self.spec, compare)  # scores and curves are read from the same similarities
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        trained = self._trained(answers)
+    def score(self, evaluation: Evaluation) -> Array:
+        similarities, lost = self._similarities(evaluation)
+        return np.stack([similarities.mean(axis=(0, 1)), lost.sum(axis=(0, 1))], axis=1)
+
+    def curves(self, evaluation: Evaluation) -> Mapping[str, Curve]:
+        trained = self.trained(evaluation)
         start = similarity(self.similarity, trained, trained)
-        lines = np.concatenate([start[None], self._similarities(answers)[0].mean(axis=0)]).T
+        lines = np.concatenate([start[None], self._similarities(evaluation)[0].mean(axis=0)]).T
         return {self.similarity: Curve(np.arange(lines.shape[1]) / (lines.shape[1] - 1), lines)}
+
+
+def _averaged(evaluation: Evaluation, request: str | Reattribution) -> Array:
+    return np.asarray(evaluation.reattributions(request).mean(axis=1, dtype=np.float64))
 
 
 @register_metric(
@@ -137,111 +114,195 @@ class _Cascade(_UnderRandomWeights):
 )
 @dataclass
 class MPRT(_Cascade):
-    """Mean similarity of the map to those of the same model with its weights randomised, stage by stage.
+    r"""Model parameter randomisation test: similarity of the map to those of ever more randomised models.
 
-    ``mean_j similarity(map, map_j)``: step j has the j stages nearest to the output randomised (``order=top_down``),
-    those nearest to the input (``bottom_up``), or the j-th alone (``independent``), averaged over steps 1 to depth + 3
-    and over seeds; the curve is over the share of randomised stages and starts with the trained model. The lower the
-    better, but it is a check to pass, no ranking: top-down randomisation keeps the scale of activations, and maps that
-    say nothing pass. ``@var``: Spearman from the output down; ``similarity=pearson`` and ``cosine`` are its others.
-    Cost: ``(depth + 3) seeds`` explanations per map.
+    .. math:: \frac{1}{J} \sum_{j=1}^{J} \mathrm{sim}(a, a_j), \qquad J = \mathrm{depth} + 3
+
+    Parameters
+    ----------
+    norms : str, default "reset"
+        What becomes of the norms' weights: where training begins, ``"permute"`` their own values, or ``"keep"`` them.
+    init : str, default "fixed"
+        The deviation of random weights: 0.02, or with ``"own"`` that of the trained tensor.
+    similarity : str, default "spearman"
+        ``"abs_spearman"``, ``"pearson"``, ``"cosine"`` or ``"ssim"`` instead: see ``vitreous.metrics.similarity``.
+    order : str, default "top_down"
+        At step j the j stages nearest to the output are random; ``"bottom_up"`` those nearest to the input,
+        ``"independent"`` the j-th alone.
+    seeds : int, default 3
+        How many random models there are for each step.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better, but it is a check to pass, no ranking: top-down randomisation keeps the scale of activations, and
+    maps that say nothing pass. The curve is over the share of randomised stages and starts with the trained model.
+    ``@var``: Spearman from the output down; ``similarity=pearson`` and ``cosine`` are its others. Cost:
+    ``(depth + 3) seeds`` explanations per map.
+
+    References
+    ----------
+    Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("mprt(seeds=1)").num_reattributions()
+    15
     """
 
 
 @register_metric("smprt", family="randomisation", aliases=("smooth_mprt",), papers=("hedstrom2024fresh",))
 @dataclass
 class SmoothMPRT(_Cascade):
-    """``mprt`` of maps that are averaged over noisy copies of the image, from the input up.
+    r"""``mprt`` of maps that are averaged over noisy copies of the image.
 
-    Every map, the trained model's too, is the mean over ``samples`` copies with normal noise of ``level (max - min)``
-    of the image. The paper then divides it by the root of its mean square, which no similarity here can see. Cost:
-    ``samples (1 + (depth + 3) seeds)`` explanations per map: all of them are held until the images are judged.
+    .. math:: \frac{1}{J} \sum_{j=1}^{J} \mathrm{sim}\Big(\frac{1}{N} \sum_i a(x'_i),\;
+        \frac{1}{N} \sum_i a_j(x'_i)\Big)
+
+    Parameters
+    ----------
+    norms, init, similarity
+        As for `MPRT`.
+    order : str, default "bottom_up"
+        As for `MPRT`.
+    seeds : int, default 1
+        As for `MPRT`.
+    samples : int, default 50
+        How many noisy copies, ``N``.
+    level : float, default 0.1
+        The deviation of their normal noise, in ranges ``max - min`` of the image.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    The paper then divides each map by the root of its mean square, which no similarity here can see. Cost:
+    ``samples (1 + (depth + 3) seeds)`` explanations per map: all of them are held until the images are evaluated.
+
+    References
+    ----------
+    Hedström et al., "A Fresh Look at Sanity Checks for Saliency Maps", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("smprt(samples=2)").num_reattributions()
+    32
     """
 
-    order: str = "bottom_up"
-    seeds: int = 1
-    samples: int = 50
-    level: float = 0.1
+    order: str = choice("bottom_up", "top_down", "independent")
+    seeds: int = number(1, at_least=1)
+    samples: int = number(50, at_least=1)
+    level: float = number(0.1, at_least=0)
 
-    def check(self) -> None:
-        super().check()
-        check_at_least("samples", self.samples, 1)
-        check_at_least("level", self.level, 0)
-
-    @property
-    def _copies(self) -> Images:
+    def copies(self) -> Images:
         return gaussian_copies(self.samples, self.level)
 
-    def _trained(self, answers: Evaluation) -> Array:
-        maps = self._random(answers, Reattribution(self._copies))
-        maps[np.isnan(answers.values(self.explain_class)).all(axis=(1, 2))] = np.nan
+    def trained(self, evaluation: Evaluation) -> Array:
+        maps = _averaged(evaluation, "trained")
+        maps[evaluation.left_out] = np.nan
         return maps
 
 
 @register_metric("emprt", family="randomisation", aliases=("efficient_mprt",), papers=("hedstrom2024fresh",))
 @dataclass
-class EfficientMPRT(_UnderRandomWeights):
-    """How much more complex the map becomes when all weights are random: ``(E_random - E) / E``.
+class EfficientMPRT(_RandomWeights):
+    r"""How much more complex the map becomes when all weights are random.
 
-    E is the entropy of a histogram of the map's values, ``bins`` of equal width from its lowest to its highest value;
-    the mean over seeds. The higher the better. A constant map has ``E = 0``: the score is 0 then, by definition. One
-    value far away widens all bins and lowers E. Cost: ``seeds`` explanations per map.
+    .. math:: \frac{E(a_{\mathrm{random}}) - E(a)}{E(a)}, \qquad E(a) = -\sum_b p_b \ln p_b
+
+    Parameters
+    ----------
+    norms, init
+        As for `MPRT`.
+    bins : int, default 100
+        Of the histogram ``p`` of the map's values, of equal width from the lowest to the highest.
+    seeds : int, default 3
+        How many random models there are.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Higher is better. A constant map has ``E = 0``: the score is 0 then, by definition. One value far away widens all
+    bins and lowers E. Cost: ``seeds`` explanations per map.
+
+    References
+    ----------
+    Hedström et al., "A Fresh Look at Sanity Checks for Saliency Maps", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("emprt").num_reattributions()
+    3
     """
 
-    bins: int = 100
-    seeds: int = 3
+    bins: int = number(100, at_least=2)
+    seeds: int = number(3, at_least=1)
 
-    def check(self) -> None:
-        super().check()
-        check_at_least("bins", self.bins, 2)
-        check_at_least("seeds", self.seeds, 1)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         everything = range(image_shape.depth + STAGES_AROUND)
-        return [self._under(everything, seed) for seed in range(self.seeds)]
+        return {f"seed {seed}": self._under(everything, seed) for seed in range(self.seeds)}
 
-    def score(self, answers: Evaluation) -> Array:
-        trained = answers.values(self.explain_class)
-        maps = [answers.explained(need, self.explain_class)[:, 0] for need in self.requests(answers.image_shape)]
-        before = histogram_entropy(trained, self.bins)
-        after = np.mean([histogram_entropy(map_, self.bins) for map_ in maps], axis=0)
+    def score(self, evaluation: Evaluation) -> Array:
+        maps = [evaluation.reattributions(name)[:, 0] for name in evaluation.requests]
+        before = histogram_entropy(evaluation.maps(), self.bins)
+        after = np.mean([histogram_entropy(random, self.bins) for random in maps], axis=0)
         rise = np.divide(after - before, before, out=np.zeros_like(before), where=before > 0)
-        rise[np.isnan(trained).all(axis=(1, 2))] = np.nan
-        return np.stack([rise, np.sum([dead(map_) for map_ in maps], axis=0)], axis=1)
+        rise[evaluation.left_out] = np.nan
+        return np.stack([rise, np.sum([dead(random) for random in maps], axis=0)], axis=1)
 
 
 @register_metric("random_logit", family="randomisation", papers=("sixt2020explanations",))
 @dataclass
 class RandomLogit(Metric):
-    """Similarity of the map to that of another class: drawn at random for each image, or the runner-up.
+    r"""Similarity of the map to that of another class of the same image.
 
-    The lower the better. A method that knows no class scores 1. Look-alikes share evidence, so that
+    .. math:: \mathrm{sim}(a_c, a_{c'})
+
+    Parameters
+    ----------
+    contrast : str, default "random"
+        The other class is drawn for each image, or is the ``"runner-up"``.
+    similarity : str, default "spearman"
+        As for `MPRT`.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. A method whose map does not depend on the class scores 1. Similar classes share evidence, so that
     ``contrast=runner-up`` asks for more than ``random``, and neither should be expected to reach 0. Cost: one
     explanation per map.
+
+    References
+    ----------
+    Sixt, Granz and Landgraf, "When Explanations Lie: Why Many Modified BP Attributions Fail", 2020.
+
+    Examples
+    --------
+    >>> table = vt.evaluate(model, images[:2], "rollout", "random_logit", n_bootstrap=10, controls=False)
+    >>> table["rollout", "random_logit"].round(6).tolist()
+    [1.0, 1.0]
     """
 
     higher_is_better = False
-    contrast: str = "random"
-    similarity: str = "spearman"
+    contrast: str = choice("random", "runner-up")
+    similarity: str = choice(*SIMILARITIES)
 
-    def check(self) -> None:
-        check_choice("contrast", self.contrast, ("random", "runner-up"))
-        check_similarity(self.similarity)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"other class": Reattribution(target=self.contrast)}
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Reattribution]:
-        return [Reattribution(target=self.contrast)]
-
-    def score(self, answers: Evaluation) -> Array:
-        (need,) = self.requests(answers.image_shape)
-        other = answers.explained(need, self.explain_class)[:, 0]
-        return np.stack([similarity(self.similarity, answers.values(self.explain_class), other), dead(other)], axis=1)
+    def score(self, evaluation: Evaluation) -> Array:
+        other = evaluation.reattributions("other class")[:, 0]
+        return np.stack([similarity(self.similarity, evaluation.maps(), other), dead(other)], axis=1)
 
 
 def histogram_entropy(maps: Array, bins: int) -> Array:
     """Return the entropy of the values of each map ``[B, h, w]`` in nats; 0 where a map is constant or not finite."""
-    found = np.zeros(len(maps))
+    entropies = np.zeros(len(maps))
     for row in np.flatnonzero(~dead(maps)):
         counts, _ = np.histogram(maps[row].astype(np.float64), bins)
         shares = counts[counts > 0] / counts.sum()
-        found[row] = -(shares * np.log(shares)).sum()
-    return found
+        entropies[row] = -(shares * np.log(shares)).sum()
+    return entropies

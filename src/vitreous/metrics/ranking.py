@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,31 +10,17 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods import to_grid
+from vitreous.metrics.curves import Array
 from vitreous.models import VisionModel
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "FLAGS",
-    "TIES",
-    "enlarged",
-    "finite",
-    "flag",
-    "order",
-    "patched",
-    "pixel_ranks",
-    "ranks",
-    "scaled",
-    "sound",
-    "token_map",
-    "unit_ranks",
-]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 TIES = ("random", "raster", "reverse_raster")
 """The order of equal values: a fixed seeded permutation (the same for all maps), reading order, or its reverse."""
 
 FLAGS = ("", "constant", "zero", "nonfinite")
 """What can be wrong with a map, by code."""
+
+NONFINITE = FLAGS.index("nonfinite")
 
 
 def flag(maps: Tensor) -> Tensor:
@@ -63,10 +48,10 @@ def finite(maps: Array) -> Array:
 
 
 def _finite(flat: Tensor) -> Tensor:
-    good = torch.isfinite(flat)
-    low = torch.where(good, flat, torch.inf).amin(dim=1, keepdim=True)
-    high = torch.where(good, flat, -torch.inf).amax(dim=1, keepdim=True)
-    return torch.where(torch.isfinite(low), torch.where(flat.isnan(), low, flat).clamp(low, high), 0.0)
+    is_finite = torch.isfinite(flat)
+    lowest = torch.where(is_finite, flat, torch.inf).amin(dim=1, keepdim=True)
+    highest = torch.where(is_finite, flat, -torch.inf).amax(dim=1, keepdim=True)
+    return torch.where(torch.isfinite(lowest), torch.where(flat.isnan(), lowest, flat).clamp(lowest, highest), 0.0)
 
 
 def ranks(values: Tensor, ties: str = "random", seed: int = 0) -> Tensor:
@@ -86,7 +71,7 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
     """Return the rank of every pixel, ``[B, H, W]``.
 
     A coarse map is interpolated (``bilinear``, half-pixel centres), or with ``nearest`` its cells are ranked and the
-    pixels of a cell follow each other in reading order: a cell disappears whole before the next one begins.
+    pixels of a cell follow each other in reading order: a cell is removed before the next one begins.
     """
     height, width = size
     if tuple(maps.shape[1:]) == size:
@@ -98,15 +83,15 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
         raise MapError(
             f"a map of {rows} x {columns} cannot be laid on {height} x {width} pixels by nearest; use bilinear"
         )
-    down, across = height // rows, width // columns
+    tall, broad = height // rows, width // columns
     cells = ranks(maps.flatten(1), ties, seed).view(-1, rows, columns)
-    inside = torch.arange(down * across, device=maps.device, dtype=torch.int32).view(down, across)
-    whole = cells.repeat_interleave(down, 1).repeat_interleave(across, 2)
-    return whole * (down * across) + inside.repeat(rows, columns)
+    inside = torch.arange(tall * broad, device=maps.device, dtype=torch.int32).view(tall, broad)
+    enlarged_ranks = cells.repeat_interleave(tall, 1).repeat_interleave(broad, 2)
+    return enlarged_ranks * (tall * broad) + inside.repeat(rows, columns)
 
 
 def unit_ranks(maps: Tensor, size: tuple[int, int], unit: str, upsample: str, ties: str, seed: int) -> Tensor:
-    """Return the rank of every pixel, ``[B, H, W]``; with the unit ``region:8``, squares of 8 pixels go whole.
+    """Return the rank of every pixel, ``[B, H, W]``; with the unit ``region:8``, squares of 8 pixels go together.
 
     Such a square has the mean of the enlarged map inside it, or its own value where the map has just these cells.
     """
@@ -146,16 +131,16 @@ def token_map(maps: Tensor, model: VisionModel, inputs: Tensor) -> Tensor:
     return to_grid(to_grid(maps, "pixel", model, inputs), "token", model, inputs)
 
 
-def scaled(maps: Tensor, size: tuple[int, int], how: str) -> Tensor:
+def scaled(maps: Tensor, size: tuple[int, int], normalization: str) -> Tensor:
     """Return each map at the pixels, scaled to 0 .. 1 by its extremes; zero everywhere where it is constant.
 
-    ``how``: the positive part (``relu``, on the map's own grid, as methods that end in a ReLU have it) or the map as it
-    is (``minmax``).
+    ``normalization``: the positive part (``relu``, on the map's own grid, as methods that end in a ReLU have it) or the
+    map as it is (``minmax``).
     """
     maps = maps.double()
-    fine = _finer(maps.clamp(min=0) if how == "relu" else maps, size)
-    low, high = fine.amin(dim=(1, 2), keepdim=True), fine.amax(dim=(1, 2), keepdim=True)
-    return torch.where(high > low, (fine - low) / (high - low), torch.zeros_like(fine)).float()
+    fine = _finer(maps.clamp(min=0) if normalization == "relu" else maps, size)
+    lowest, highest = fine.amin(dim=(1, 2), keepdim=True), fine.amax(dim=(1, 2), keepdim=True)
+    return torch.where(highest > lowest, (fine - lowest) / (highest - lowest), torch.zeros_like(fine)).float()
 
 
 def _finer(maps: Tensor, size: tuple[int, int]) -> Tensor:

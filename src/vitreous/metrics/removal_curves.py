@@ -1,372 +1,499 @@
-"""ROAD, remove and debias: what is removed is filled in from what is left, so that holes give nothing away.
+"""Faithfulness by other kinds of removal: inpainted pixels (ROAD), squares of pixels, and tokens.
 
-Removed are ``floor(j n / steps)`` of n pixels for ``j`` from 1 to ``steps - 1``, the most relevant first (MoRF) or the
-least relevant first (LeRF). A fraction is always the share *removed*; in the released code that of LeRF is the share
-kept, which mirrors its curve and leaves the mean over a symmetric grid as it is. Pixels are ranked, never compared with
-a percentile, so that tied and constant maps lose as many as any other: the latter in the order of the tie key.
+ROAD, remove and debias, inpaints what is removed from what is left, so that holes give nothing away. The fraction is
+always the share *removed*; in the released code that of LeRF is the share kept, which mirrors its curve and leaves the
+mean over a symmetric grid as it is. Pixels are ranked, never compared with a percentile, so that tied and constant maps
+lose as many as any other: the latter in the order of the tie key.
 
-Faithfulness by regions: squares of pixels are removed whole, and a picture that comes back step by step.
-
-A square has the mean of the map inside it. Squares larger than a patch, or that cut patches, test other borders than
-those the model knows; the sides of the picture must be multiples of the square's.
-
-Faithfulness by removed tokens: the model runs on a shorter sequence, nothing is painted over.
-
-Patch tokens are ranked after the positional embedding, prefix tokens always stay. Removed or kept are
-``round(rho N)`` of N tokens, ``rho`` in steps of a tenth; one end of the curve is the whole image, the other one, a
-sequence without patches, is not run. A constant map is ranked by the tie key; one that is not finite has no score.
+A square of pixels has the mean of the map inside it; the sides of the image must be multiples of the square's. Where
+tokens are removed the model runs on a shorter sequence: patch tokens are ranked after the positional embedding, prefix
+tokens always stay, and of the curve's ends a sequence without patches is not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, register_metric
-from vitreous.metrics.baselines import DROP, check_baseline
+from vitreous.metrics.base import baseline_name, choice, number, register_metric
+from vitreous.metrics.baselines import DROP
 from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
-from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
-from vitreous.registry import check_at_least, check_choice
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.pixel_removal import LEAST_RELEVANT, MOST_RELEVANT, CurveMetric
+from vitreous.metrics.requests import RankedRemoval, Request
 
-if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
-
-__all__ = [
-    "Monotonicity",
-    "RegionPerturbation",
-    "Road",
-    "RoadLeRF",
-    "RoadMoRF",
-    "Selectivity",
-    "TokenDeletionAOPC",
-    "TokenDeletionAccuracy",
-    "TokenInsertionAOPC",
-    "TokenInsertionAccuracy",
-]
-
-_PRESETS = {"coiba": {"explain_class": "label", "score_class": "label"}, "rong": {"steps": 10, "by": "accuracy"}}
 _ROAD: dict[str, Any] = {
     "family": "faithfulness",
     "papers": ("rong2022consistent", "hong2025coiba"),
-    "presets": _PRESETS,
+    "presets": {
+        "coiba": {"explain_class": "label", "score_class": "label"},
+        "rong": {"steps": 10, "by": "accuracy"},
+    },
 }
-_MOST, _LEAST = "most relevant first", "least relevant first"
 
 
 @dataclass
-class _Road(Metric):
+class _Road(CurveMetric):
     """Shared by both orders and their difference."""
 
-    steps: int = 5
-    by: str = "probability"
-    baseline: str = "noisy_linear"
-
-    def check(self) -> None:
-        check_at_least("steps", self.steps, 2)
-        check_choice("by", self.by, ("probability", "accuracy"))
-        check_baseline(self.baseline)
+    steps: int = number(5, at_least=2)
+    by: str = choice("probability", "accuracy")
+    baseline: str = baseline_name("noisy_linear")
 
     @property
     def needs_labels(self) -> bool:
         return self.by == "accuracy" or super().needs_labels
 
-    def _most(self, image_shape: ImageShape) -> RankedRemoval:
-        return Request.removed(self.baseline, self._counts(image_shape))
+    def _most_relevant(self, image_shape: ImageShape) -> RankedRemoval:
+        return RankedRemoval.deletion(self.baseline, percent_steps(image_shape.num_pixels, self.steps)[1:-1])
 
-    def _least(self, image_shape: ImageShape) -> RankedRemoval:
-        size = image_shape.size("pixel")
-        return Request.kept(self.baseline, [size - count for count in self._counts(image_shape)])
+    def _least_relevant(self, image_shape: ImageShape) -> RankedRemoval:
+        size = image_shape.num_pixels
+        return RankedRemoval.insertion(self.baseline, [size - n for n in percent_steps(size, self.steps)[1:-1]])
 
-    def _counts(self, image_shape: ImageShape) -> tuple[int, ...]:
-        return percent_steps(image_shape.size("pixel"), self.steps)[1:-1]
+    def x(self, request: str, evaluation: Evaluation) -> Array:
+        return np.arange(1, self.steps) / self.steps
 
-    def _curve(self, answers: Evaluation, need: RankedRemoval) -> Curve:
-        fractions = np.arange(1, self.steps) / self.steps
-        if self.by == "accuracy":
-            return Curve(fractions, answers.correct(need, self.explain_class))
-        return Curve(fractions, np.exp(answers.log_probability(need, self.explain_class, self.score_class)))
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        return evaluation.correct(request) if self.by == "accuracy" else evaluation.probability(request)
+
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return np.asarray(curve.y.mean(axis=1))
 
 
 @register_metric("road_morf", **_ROAD)
 @dataclass
 class RoadMoRF(_Road):
-    """Mean probability, or accuracy, with 20, 40, 60 and 80 % of the pixels gone, the most relevant first.
+    r"""ROAD: mean probability, or accuracy, with the most relevant pixels inpainted.
 
-    ``steps=10`` removes 10 to 90 %; ``by=accuracy`` compares the arg-max with the true class. ``@coiba`` explains and
-    scores the true class (it reports both: add ``by=accuracy``), ``@rong`` is accuracy from 10 to 90 %. Lower is
-    better. Cost: ``steps - 1`` forwards and as many solves per map.
+    .. math:: \frac{1}{J} \sum_{j=1}^{J} P(\mathrm{inpainted}_{jn/(J+1)}), \qquad J = \mathrm{steps} - 1
+
+    Parameters
+    ----------
+    steps : int, default 5
+        In how many equal steps all pixels would be removed; both ends are left out: 20, 40, 60 and 80 %.
+    by : str, default "probability"
+        Of the scored class, or ``"accuracy"``: whether the arg-max is the true class.
+    baseline : str, default "noisy_linear"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. ``@coiba`` explains and scores the true class (it reports both: add ``by=accuracy``), ``@rong`` is
+    accuracy from 10 to 90 %. Cost: ``steps - 1`` forwards and as many solves per map.
+
+    References
+    ----------
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("road_morf@rong").num_forwards()
+    9
     """
 
     higher_is_better = False
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._most(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        return np.asarray(self.curves(answers)[_MOST].y.mean(axis=1))
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {_MOST: self._curve(answers, self._most(answers.image_shape))}
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {MOST_RELEVANT: self._most_relevant(image_shape)}
 
 
 @register_metric("road_lerf", **_ROAD)
 @dataclass
 class RoadLeRF(_Road):
-    """Mean probability, or accuracy, with 20, 40, 60 and 80 % of the pixels gone, the least relevant first.
+    r"""ROAD: mean probability, or accuracy, with the least relevant pixels inpainted.
 
+    .. math:: \frac{1}{J} \sum_{j=1}^{J} P(\mathrm{inpainted}_{jn/(J+1)}), \qquad J = \mathrm{steps} - 1
+
+    Parameters
+    ----------
+    steps, by, baseline, explain_class, score_class
+        As for `RoadMoRF`.
+
+    Notes
+    -----
     The mirror of ``road_morf``: same grid, same presets, higher is better. Cost: ``steps - 1`` forwards and solves per
     map.
+
+    References
+    ----------
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("road_lerf").num_forwards()
+    4
     """
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        return np.asarray(self.curves(answers)[_LEAST].y.mean(axis=1))
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        return {_LEAST: self._curve(answers, self._least(answers.image_shape))}
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {LEAST_RELEVANT: self._least_relevant(image_shape)}
 
 
 @register_metric("road", aliases=("delta_road",), **_ROAD)
 @dataclass
 class Road(_Road):
-    """The difference of both orders, ``road_lerf - road_morf``: the least relevant should go unnoticed, the most not.
+    r"""The difference of both orders of ROAD: the least relevant should go unnoticed, the most relevant not.
 
-    pytorch-grad-cam's combined score is half of it. Higher is better. Cost: what both need, and nothing on top.
+    .. math:: \mathrm{LeRF} - \mathrm{MoRF}
+
+    Parameters
+    ----------
+    steps, by, baseline, explain_class, score_class
+        As for `RoadMoRF`.
+
+    Notes
+    -----
+    pytorch-grad-cam's combined score is half of it. Cost: what both need, and nothing on top.
+
+    References
+    ----------
+    Rong et al., "A Consistent and Efficient Evaluation Strategy for Attribution Methods", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("road").num_forwards()
+    8
     """
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._least(image_shape), self._most(image_shape)]
-
-    def score(self, answers: Evaluation) -> Array:
-        least, most = (curve.y.mean(axis=1) for curve in self.curves(answers).values())
-        return np.asarray(least - most)
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        least, most = self.requests(answers.image_shape)
-        return {_LEAST: self._curve(answers, least), _MOST: self._curve(answers, most)}
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {LEAST_RELEVANT: self._least_relevant(image_shape), MOST_RELEVANT: self._most_relevant(image_shape)}
 
 
 @dataclass
-class _Regions(Metric):
+class _Regions(CurveMetric):
     """Shared by what removes squares: ``min(R, j ceil(R / steps))`` of R squares, from none to all."""
 
-    region: int = 8
-    steps: int = 20
-    baseline: str = "mean_channel"
+    region: int = number(8, at_least=1)
+    steps: int = number(20, at_least=1)
+    baseline: str = baseline_name("mean_channel")
+    order = "morf"
 
-    def check(self) -> None:
-        check_at_least("region", self.region, 1)
-        check_at_least("steps", self.steps, 1)
-        check_baseline(self.baseline)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, RankedRemoval]:
+        square, unit = self.region**2, f"region:{self.region}"
+        counts = [count * square for count in equal_steps(max(1, image_shape.num_pixels // square), self.steps)]
+        if self.order == "lerf":
+            return {"probability": RankedRemoval.insertion(self.baseline, [counts[-1] - n for n in counts], unit)}
+        by = "random" if self.order == "random" else "map"
+        return {"probability": RankedRemoval.deletion(self.baseline, counts, unit, by)}
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [self._need(image_shape)]
+    def x(self, request: str, evaluation: Evaluation) -> Array:
+        size = evaluation.image_shape.num_pixels
+        removal = self.requests(evaluation.image_shape)[request]
+        return np.array([size - count if removal.keep else count for count in removal.counts]) / size
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        need = self._need(answers.image_shape)
-        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
-        y[np.isnan(answers.values(self.explain_class)).all(axis=(1, 2))] = np.nan  # a random order knows no maps
-        size = answers.image_shape.size("pixel")
-        gone = [size - count if need.keep else count for count in need.counts]
-        return {"probability": Curve(np.array(gone) / size, y)}
-
-    def _need(self, image_shape: ImageShape) -> RankedRemoval:
-        return Request.removed(self.baseline, self._counts(image_shape), f"region:{self.region}")
-
-    def _counts(self, image_shape: ImageShape) -> list[int]:
-        square = self.region**2
-        return [count * square for count in equal_steps(max(1, image_shape.size("pixel") // square), self.steps)]
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        y = evaluation.probability(request)
+        y[evaluation.left_out] = np.nan  # a random order does not depend on the map
+        return y
 
 
 @register_metric("region_perturbation", family="faithfulness", papers=("samek2017evaluating",))
 @dataclass
 class RegionPerturbation(_Regions):
-    """AOPC over regions: mean of ``P(x) - P(x_k)`` with the k most relevant squares gone, none and all included.
+    r"""Area over the perturbation curve as squares of pixels are removed.
 
-    ``order=morf`` takes the most relevant first (higher is better), ``lerf`` the least relevant (lower is better), and
-    ``random`` a random order of the image's own, the same for all methods: what a map has to beat. Samek et al. remove
-    100 squares of 9 pixels one by one and fill them with noise; here ``steps`` equal ones lead to the end, on any
-    substrate. Cost: ``steps - 1`` forwards per map, or per image in a random order.
+    .. math:: \frac{1}{J + 1} \sum_{j=0}^{J} P(x) - P(x \setminus \{r_1, \dots, r_{k_j}\}),
+        \qquad k_j = \min(R, j \lceil R / \mathrm{steps} \rceil)
+
+    Parameters
+    ----------
+    region : int, default 8
+        The side of a square in pixels.
+    steps : int, default 20
+        In how many equal steps all squares are removed.
+    baseline : str, default "mean_channel"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    order : str, default "morf"
+        The most relevant first (higher is better), ``"lerf"``, the least relevant (lower is better), or ``"random"``,
+        an order of the image's own, the same for all methods: what a map has to beat.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Samek et al. remove 100 squares of 9 pixels one by one and fill them with noise; here ``steps`` equal ones lead to
+    the end, on any baseline. Cost: ``steps - 1`` forwards per map, or per image in a random order.
+
+    References
+    ----------
+    Samek et al., "Evaluating the Visualization of What a Deep Neural Network Has Learned", 2017.
+
+    Examples
+    --------
+    >>> metric = vt.get_metric("region_perturbation(order=random)")
+    >>> metric.num_forwards(), metric.num_shared_forwards()
+    (0, 19)
     """
 
-    order: str = "morf"
-
-    def check(self) -> None:
-        super().check()
-        check_choice("order", self.order, ("morf", "lerf", "random"))
+    order: str = choice("morf", "lerf", "random")
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
         return self.order != "lerf"
 
-    def _need(self, image_shape: ImageShape) -> RankedRemoval:
-        counts, unit = self._counts(image_shape), f"region:{self.region}"
-        if self.order == "lerf":
-            return Request.kept(self.baseline, [counts[-1] - count for count in counts], unit)
-        return Request.removed(self.baseline, counts, unit, "random" if self.order == "random" else "map")
-
-    def score(self, answers: Evaluation) -> Array:
-        probability = self.curves(answers)["probability"].y
-        return np.asarray((probability[:, :1] - probability).mean(axis=1))
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return np.asarray((curve.y[:, :1] - curve.y).mean(axis=1))
 
 
 @register_metric("selectivity", family="faithfulness", papers=("montavon2018methods",))
 @dataclass
 class Selectivity(_Regions):
-    """Area under ``P`` as the most relevant squares go, from none to all of them: how fast the model lets go.
+    r"""Area under the probability as the most relevant squares are removed, from none to all of them.
 
-    The trapezoid over the fraction removed. Lower is better. Cost: none beside ``region_perturbation`` on its grid.
+    .. math:: \int_0^1 P(x \setminus \{r_1, \dots, r_{tR}\})\,dt
+
+    Parameters
+    ----------
+    region, steps, baseline, explain_class, score_class
+        As for `RegionPerturbation`.
+
+    Notes
+    -----
+    The trapezoid over the fraction removed; lower is better. Cost: none beside ``region_perturbation`` on its grid.
+
+    References
+    ----------
+    Montavon, Samek and Müller, "Methods for Interpreting and Understanding Deep Neural Networks", 2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("selectivity(region=16)").higher_is_better
+    False
     """
 
     higher_is_better = False
 
-    def score(self, answers: Evaluation) -> Array:
-        curve = self.curves(answers)["probability"]
-        return area(curve.y, curve.x)
-
 
 @register_metric("monotonicity", family="faithfulness", papers=("arya2019one",))
 @dataclass
-class Monotonicity(Metric):
-    """Share of the steps in which ``P(kept_k)`` does not fall as the most important pixels come back.
+class Monotonicity(CurveMetric):
+    r"""Share of the steps in which the probability does not fall as the most important pixels come back.
 
-    On the grid of ``insertion``. Arya et al. add features one by one, the least important first, and ask whether
-    *every* step rises. Small steps rise by chance: compare with a random map. Higher is better. Cost: none beside
-    ``insertion`` with the same steps and substrate.
+    .. math:: \frac{1}{J} \sum_{j=1}^{J} \mathbb{1}[P(\mathrm{kept}_{k_j}) \ge P(\mathrm{kept}_{k_{j-1}})]
+
+    Parameters
+    ----------
+    steps : int, default 28
+        As for `Insertion`.
+    baseline : str, default "blur_rise"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Cost: none beside ``insertion`` with the same steps and baseline. Arya et al. add features one by one, the least
+    important first, and ask whether *every* step rises. Small steps rise by chance: compare with a random map.
+
+    References
+    ----------
+    Arya et al., "One Explanation Does Not Fit All: A Toolkit and Taxonomy of AI Explainability Techniques", 2019.
+
+    Examples
+    --------
+    >>> vt.get_metric("monotonicity").num_forwards() == vt.get_metric("insertion").num_forwards()
+    True
     """
 
-    steps: int = 28
-    baseline: str = "blur_rise"
+    steps: int = number(28, at_least=1)
+    baseline: str = baseline_name("blur_rise")
 
-    def check(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        check_baseline(self.baseline)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"probability": RankedRemoval.insertion(self.baseline, equal_steps(image_shape.num_pixels, self.steps))}
 
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        return [Request.kept(self.baseline, equal_steps(image_shape.size("pixel"), self.steps))]
-
-    def score(self, answers: Evaluation) -> Array:
-        curve = self.curves(answers)["probability"].y
-        rises = (np.diff(curve, axis=1) >= 0).mean(axis=1)
-        return np.where(np.isnan(curve).any(axis=1), np.nan, rises)
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.requests(answers.image_shape)
-        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
-        return {"probability": Curve(np.array(need.counts) / answers.image_shape.size("pixel"), y)}
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        rises = (np.diff(curve.y, axis=1) >= 0).mean(axis=1)
+        return np.where(np.isnan(curve.y).any(axis=1), np.nan, rises)
 
 
-_SKIPPLUS = {"skipplus": {"percent": True, "explain_class": "label", "score_class": "label"}}
-_TOKEN_REMOVAL: dict[str, Any] = {"family": "token removal", "papers": ("mehri2024skipplus",), "presets": _SKIPPLUS}
+_TOKEN_REMOVAL: dict[str, Any] = {
+    "family": "token removal",
+    "papers": ("mehri2024skipplus",),
+    "presets": {"skipplus": {"percent": True, "explain_class": "label", "score_class": "label"}},
+}
 
 
 @dataclass
-class _TokenCurve(Metric):
-    """Shared by the four. With ``percent``, a score is given as SkipPLUS gives it: in percent, up is better."""
+class _TokenCurve(CurveMetric):
+    """Shared by the four. With ``percent``, a score is given as SkipPLUS gives it: in percent, higher is better."""
 
-    steps: int = 10
+    steps: int = number(10, at_least=2)
     percent: bool = False
     inserts: ClassVar[bool]
-    rises: ClassVar[bool]
+    is_gain: ClassVar[bool]
     """Whether a better map has a larger area."""
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        return self.percent or self.rises
+        return self.percent or self.is_gain
 
-    def check(self) -> None:
-        check_at_least("steps", self.steps, 2)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[RankedRemoval]:
-        counts, _ = self._grid(image_shape)
-        return [Request.kept(DROP, counts, "token") if self.inserts else Request.removed(DROP, counts, "token")]
-
-    def _grid(self, image_shape: ImageShape) -> tuple[list[int], Array]:
+    def _grid(self, image_shape: ImageShape) -> list[tuple[int, float]]:
         """Return counts and ratios, without those that would leave no token."""
-        size = image_shape.size("token")
+        size = image_shape.num_tokens
         ratios = [j / self.steps for j in (range(1, self.steps + 1) if self.inserts else range(self.steps))]
-        points = [(round(rho * size), rho) for rho in ratios]
-        points = [(k, rho) for k, rho in points if (k if self.inserts else size - k) > 0]
-        return [k for k, _ in points], np.array([rho for _, rho in points])
+        points = [(round(ratio * size), ratio) for ratio in ratios]
+        return [(count, ratio) for count, ratio in points if (count if self.inserts else size - count) > 0]
 
-    def _area(self, answers: Evaluation, curve: Array) -> Array:
-        value = area(curve, self._grid(answers.image_shape)[1])
-        if not self.percent:
-            return value
-        return 100 * (value if self.rises else 1 - value)
+    def _request(self, image_shape: ImageShape) -> RankedRemoval:
+        counts = [count for count, _ in self._grid(image_shape)]
+        return (RankedRemoval.insertion if self.inserts else RankedRemoval.deletion)(DROP, counts, "token")
+
+    def x(self, request: str, evaluation: Evaluation) -> Array:
+        return np.array([ratio for _, ratio in self._grid(evaluation.image_shape)])
+
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        value = area(self._height(curve, evaluation), curve.x)
+        return value if not self.percent else 100 * (value if self.is_gain else 1 - value)
+
+    def _height(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return curve.y
 
 
 @dataclass
 class _TokenAccuracy(_TokenCurve):
     needs_correctness: ClassVar[bool] = True
 
-    def score(self, answers: Evaluation) -> Array:
-        return self._area(answers, self.curves(answers)["accuracy"].y)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"accuracy": self._request(image_shape)}
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.requests(answers.image_shape)
-        return {"accuracy": Curve(self._grid(answers.image_shape)[1], answers.correct(need, self.explain_class))}
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        return evaluation.correct(request)
 
 
 @dataclass
 class _TokenAOPC(_TokenCurve):
-    def score(self, answers: Evaluation) -> Array:
-        clean = np.exp(answers.clean(self.score_class, self.explain_class))
-        return self._area(answers, clean[:, None] - self.curves(answers)["probability"].y)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"probability": self._request(image_shape)}
 
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        (need,) = self.requests(answers.image_shape)
-        y = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
-        return {"probability": Curve(self._grid(answers.image_shape)[1], y)}
+    def _height(self, curve: Curve, evaluation: Evaluation) -> Array:
+        return np.asarray(evaluation.clean_probability()[:, None] - curve.y)
 
 
 @register_metric("token_deletion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
 class TokenDeletionAccuracy(_TokenAccuracy):
-    """Area under top-1 accuracy as the most important tokens leave the sequence, 0 to 90 %.
+    r"""Area under top-1 accuracy as the most important tokens leave the sequence.
 
-    ``@skipplus`` explains and scores the true class and reports 100 - x, so that up is better. Cost: nine forwards per
-    map on sequences of 10 to 90 %, about four and a half whole ones.
+    .. math:: \frac{1}{0.9} \int_0^{0.9} \mathbb{1}[\arg\max f(x \setminus \mathrm{top}_\rho) = y]\,d\rho
+
+    Parameters
+    ----------
+    steps : int, default 10
+        In how many equal steps all tokens would leave.
+    percent : bool, default False
+        Give scores as SkipPLUS does: in percent, and 100 less them where lower would be better.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. ``@skipplus`` explains and scores the true class, in percent. Cost: nine forwards per map on
+    sequences of 10 to 90 %, about four and a half of whole ones.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("token_deletion_accuracy@skipplus").higher_is_better
+    True
     """
 
-    inserts, rises = False, False
+    inserts, is_gain = False, False
 
 
 @register_metric("token_insertion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
 class TokenInsertionAccuracy(_TokenAccuracy):
-    """Area under top-1 accuracy with only the most important tokens in the sequence, 10 to 100 %.
+    r"""Area under top-1 accuracy with only the most important tokens in the sequence.
 
+    .. math:: \frac{1}{0.9} \int_{0.1}^1 \mathbb{1}[\arg\max f(\mathrm{top}_\rho) = y]\,d\rho
+
+    Parameters
+    ----------
+    steps, percent, explain_class, score_class
+        As for `TokenDeletionAccuracy`.
+
+    Notes
+    -----
     ``@skipplus`` explains and scores the true class, in percent. Cost: as ``token_deletion_accuracy``.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("token_insertion_accuracy").needs_labels
+    True
     """
 
-    inserts, rises = True, True
+    inserts, is_gain = True, True
 
 
 @register_metric("token_deletion_aopc", **_TOKEN_REMOVAL)
 @dataclass
 class TokenDeletionAOPC(_TokenAOPC):
-    """Area under ``P(x) - P(x without the most important tokens)``, 0 to 90 % of them gone.
+    r"""Area over the probability as the most important tokens leave the sequence.
 
+    .. math:: \frac{1}{0.9} \int_0^{0.9} P(x) - P(x \setminus \mathrm{top}_\rho)\,d\rho
+
+    Parameters
+    ----------
+    steps, percent, explain_class, score_class
+        As for `TokenDeletionAccuracy`.
+
+    Notes
+    -----
     ``@skipplus`` explains and scores the true class, in percent; its formula has the predicted class
     (``score_class=pred``). Cost: none beside ``token_deletion_accuracy``.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", 2024.
+
+    Examples
+    --------
+    >>> table = vt.evaluate(model, images[:1], "ixg", "token_deletion_aopc", n_bootstrap=10, controls=False)
+    >>> table.curve("ixg", "token_deletion_aopc").y.shape
+    (1, 10)
     """
 
-    inserts, rises = False, True
+    inserts, is_gain = False, True
 
 
 @register_metric("token_insertion_aopc", **_TOKEN_REMOVAL)
 @dataclass
 class TokenInsertionAOPC(_TokenAOPC):
-    """Area under ``P(x) - P(only the most important tokens)``, 10 to 100 % of them there.
+    r"""Area over the probability with only the most important tokens in the sequence.
 
-    ``@skipplus`` explains and scores the true class and reports 100 - x, so that up is better. Cost: none beside
-    ``token_insertion_accuracy``.
+    .. math:: \frac{1}{0.9} \int_{0.1}^1 P(x) - P(\mathrm{top}_\rho)\,d\rho
+
+    Parameters
+    ----------
+    steps, percent, explain_class, score_class
+        As for `TokenDeletionAccuracy`.
+
+    Notes
+    -----
+    Lower is better. ``@skipplus`` explains and scores the true class and reports 100 less the score, so that higher is
+    better. Cost: none beside ``token_insertion_accuracy``.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("token_insertion_aopc").higher_is_better
+    False
     """
 
-    inserts, rises = True, False
+    inserts, is_gain = True, False

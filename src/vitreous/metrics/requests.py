@@ -1,131 +1,351 @@
-"""What a metric may ask for: perturbed images of many kinds, maps made again, and what is known to be true.
+"""What a metric may request: perturbed images, maps computed again, and annotations.
 
-For one map and one substrate there are two families of states: the top-ranked pixels *removed* (deletion, MoRF,
-positive perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant,
-LeRF too). Nothing removed is the image itself and everything removed the bare substrate: both are shared by all maps.
-States that no map has a part in (masks, other images, random orders) are shared by all methods.
+For one map and one baseline there are two families of states: the top-ranked pixels *removed* (deletion, MoRF, positive
+perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant, LeRF too).
+With nothing removed a state is the image itself, with everything removed the baseline: both are shared by all maps.
+States that do not depend on a map (masks, other images, random orders) are shared by all methods.
+
+A request says how many states it takes (``count``), whether all methods share them (``shared``), and queues them
+(``enqueue``). Equal requests are answered once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import prod
-from typing import Any
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
+from vitreous.metrics.curves import Array
+from vitreous.metrics.perturb import ImageShape, copies, fade, masked, select
+from vitreous.metrics.ranking import order, scaled, token_map, unit_ranks
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "RenderedStates",
-    "Reattribution",
-    "ImageShape",
-    "GivenMasks",
-    "Images",
-    "Masks",
-    "Measured",
-    "Request",
-    "RandomMasks",
-    "RankedRemoval",
-    "AnnotationRequest",
-    "WithoutParts",
-]
+if TYPE_CHECKING:
+    from vitreous.metrics.batch_runner import BatchRunner
+    from vitreous.metrics.evaluation import AnswerTable
+    from vitreous.metrics.perturb import ImageBatch, MapBatch
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Span = tuple[int, int]
+Removal = tuple[str, str, bool, Span]
+"""One state along an order: unit, baseline, whether the span is kept, and the span."""
 
-
-@dataclass(frozen=True)
-class ImageShape:
-    """Rows and columns of the pixels and of the patch tokens, and how many blocks the model has."""
-
-    pixels: tuple[int, int]
-    tokens: tuple[int, int]
-    depth: int = 12
-
-    def size(self, unit: str) -> int:
-        """How many pixels or tokens there are to remove."""
-        return prod(self.tokens if unit == "token" else self.pixels)
+CLEAN, FULLY_REMOVED = "clean", "fully removed"
+"""The two ends of a curve, which all maps share: the image itself, and nothing but the baseline."""
 
 
 class Request:
-    """Something that a metric asks for; a frozen, hashable value, so that equal ones are answered once."""
+    """Something that a metric requests; a frozen, hashable value, so that equal ones are answered once."""
 
-    @staticmethod
-    def removed(baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
-        """The top-ranked ``counts`` are gone."""
-        return RankedRemoval(unit, baseline, False, tuple((0, count) for count in counts), by)
+    shared: bool = True
+    """Whether the answer does not depend on a map, so that it is the same for all methods."""
+    num_maps: int = 0
+    """How many maps of each image have to be computed again."""
+    annotation: str | None = None
+    """What has to be known about every image."""
 
-    @staticmethod
-    def kept(baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
-        """Only the top-ranked ``counts`` are left."""
-        return RankedRemoval(unit, baseline, True, tuple((0, count) for count in counts), by)
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        """Return the states to run, for each map or, where they are shared, for each image; the clean image aside."""
+        return frozenset()
 
-    @staticmethod
-    def bands(baseline: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
-        """The ranks from one edge to the next are gone, and nothing else."""
-        ends = list(edges)
-        return RankedRemoval(unit, baseline, False, tuple(pairwise(ends)), by)
+    def count(self, image_shape: ImageShape) -> int | None:
+        """Return how many states there are; ``None`` if that depends on the image."""
+        return len(self.states(image_shape))
 
-    @staticmethod
-    def blend(baseline: str, how: str) -> RankedRemoval:
-        """The image times the map scaled to 0 .. 1, plus the substrate times the rest."""
-        return RankedRemoval(f"blend:{how}", baseline, True, ((0, 1),))
+    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
+        """Return what takes the place of removed pixels."""
+        return frozenset()
+
+    def fully_removed(self, image_shape: ImageShape) -> frozenset[str]:
+        """Return the baselines that are shown to the model without any pixel of the image."""
+        return frozenset()
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        """Queue the states of some images, of their maps unless shared, and note where the answers will stand."""
+
+
+def num_states(requests: Iterable[Request], image_shape: ImageShape, shared: bool) -> int:
+    """Return how many different states some requests have for each map, or, if ``shared``, for each image."""
+    states = (request.states(image_shape) for request in requests if request.shared == shared)
+    return len(frozenset[Hashable]().union(*states))
 
 
 @dataclass(frozen=True)
 class RankedRemoval(Request):
-    """Some states along an order: the ranks ``low .. high - 1`` of each span kept or removed on one substrate.
+    """States along an order of the pixels: the ranks ``low .. high - 1`` of each span are kept or removed.
 
-    ``unit`` is ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go whole), ``"token"`` (removed from the
-    sequence) or ``"blend:relu"``: one state, the image faded into the substrate by the map itself, scaled as the word
-    says. ``by`` is whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
+    Parameters
+    ----------
+    unit : str
+        ``"pixel"``, ``"region:8"`` (pixels, in squares of eight that go together), ``"token"`` (removed from the
+        sequence) or ``"blend:relu"``: one state, the image faded into the baseline by the map itself, scaled as the
+        word after the colon says.
+    baseline : str
+        What takes the place of removed pixels.
+    keep : bool
+        Whether the spans are kept and all else is removed, or the reverse.
+    spans : tuple of (int, int)
+        The ranks of each state, first to last plus one.
+    by : str, default "map"
+        Whose order it is: the ``"map"``'s, or a ``"random"`` one of the image.
     """
 
     unit: str
     baseline: str
     keep: bool
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...]
     by: str = "map"
 
     def __post_init__(self) -> None:
         if self.by not in ("map", "random"):
             raise VitreousError(f"an order is that of the map or random, not {self.by!r}")
 
+    @classmethod
+    def deletion(cls, baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+        """The top-ranked ``counts`` are removed."""
+        return cls(unit, baseline, False, tuple((0, count) for count in counts), by)
+
+    @classmethod
+    def insertion(cls, baseline: str, counts: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+        """Only the top-ranked ``counts`` are there."""
+        return cls(unit, baseline, True, tuple((0, count) for count in counts), by)
+
+    @classmethod
+    def bands(cls, baseline: str, edges: Iterable[int], unit: str = "pixel", by: str = "map") -> RankedRemoval:
+        """The ranks from one edge to the next are removed, and nothing else."""
+        return cls(unit, baseline, False, tuple(pairwise(edges)), by)
+
+    @classmethod
+    def blend(cls, baseline: str, normalization: str) -> RankedRemoval:
+        """The image times the map scaled to 0 .. 1, plus the baseline times the rest."""
+        return cls(f"blend:{normalization}", baseline, True, ((0, 1),))
+
     @property
     def counts(self) -> tuple[int, ...]:
         """How many are kept or removed in each state."""
         return tuple(high - low for low, high in self.spans)
 
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.by == "random"
+
+    def size(self, image_shape: ImageShape) -> int:
+        """Return how many pixels or tokens there are to rank."""
+        return image_shape.num_tokens if self.unit == "token" else image_shape.num_pixels
+
+    def end(self, span: Span, image_shape: ImageShape) -> str | None:
+        """Return which end of the curve a span is, if it is one."""
+        if self.unit.startswith("blend:"):
+            return None
+        size, (low, high) = self.size(image_shape), span
+        if not 0 <= low <= high <= size:
+            raise VitreousError(f"{low} .. {high} {self.unit}s are outside 0..{size}")
+        left = high - low if self.keep else size - (high - low)
+        if left == 0 and self.unit == "token":
+            raise VitreousError("a state without any token cannot be run; keep at least one")
+        return CLEAN if left == size else FULLY_REMOVED if left == 0 else None
+
+    def removals(self, image_shape: ImageShape) -> frozenset[Removal]:
+        """Return the states between both ends."""
+        spans = (span for span in self.spans if self.end(span, image_shape) is None)
+        return frozenset((self.unit, self.baseline, self.keep, span) for span in spans)
+
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        removals = self.removals(image_shape)
+        return frozenset(removals if self.by == "map" else ((self, removal) for removal in removals))
+
+    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
+        only_clean = all(self.end(span, image_shape) == CLEAN for span in self.spans)
+        return frozenset() if only_clean else frozenset({self.baseline})
+
+    def fully_removed(self, image_shape: ImageShape) -> frozenset[str]:
+        is_reached = any(self.end(span, image_shape) == FULLY_REMOVED for span in self.spans)
+        return frozenset({self.baseline}) if is_reached else frozenset()
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        """Queue the states of a random order; those of maps are merged first: see ``Evaluator``."""
+        layout, size = RemovalLayout([self], images.image_shape), len(images.inputs)
+        grid = images.image_shape.tokens if self.unit == "token" else images.image_shape.pixels
+        values = PRNGKey.of_images(images.seed, "order", images.inputs).uniform(*grid)
+        starts = runner.reserve(size, layout.length)[:, 0] if layout.length else np.zeros(size, np.int64)
+        enqueue_orders(runner, images, values, np.arange(size), [layout] * size, starts)
+        ends = {CLEAN: table.last(CLEAN), FULLY_REMOVED: table.last(FULLY_REMOVED, self.baseline)}
+        table.add("slots", layout.slots(self, starts, ends), self)
+
+
+class Run(NamedTuple):
+    """States of one order that differ in their span only; they begin at ``start``."""
+
+    unit: str
+    baseline: str
+    keep: bool
+    spans: tuple[Span, ...]
+    start: int
+
+
+class RemovalLayout:
+    """The states that some requests have along one order, each once, and the position of each among them."""
+
+    def __init__(self, requests: Iterable[RankedRemoval], image_shape: ImageShape) -> None:
+        self.image_shape = image_shape
+        states = sorted(frozenset[Removal]().union(*(request.removals(image_shape) for request in requests)))
+        self.position = {state: position for position, state in enumerate(states)}
+        self.length = len(states)
+        self.runs = []
+        for (unit, baseline, keep), group in groupby(states, key=lambda state: state[:3]):
+            spans = tuple(span for *_, span in group)
+            self.runs.append(Run(unit, baseline, keep, spans, self.position[unit, baseline, keep, spans[0]]))
+
+    def slots(self, request: RankedRemoval, starts: Array, ends: dict[str, Any]) -> Array:
+        """Return where the answer of each state stands, ``[B, J]``, for blocks that begin at ``starts`` ``[B]``."""
+        columns = []
+        for span in request.spans:
+            end = request.end(span, self.image_shape)
+            state = (request.unit, request.baseline, request.keep, span)
+            columns.append(starts + self.position[state] if end is None else ends[end])
+        return np.stack(columns, axis=1) if columns else np.zeros((len(starts), 0), np.int64)
+
+
+def enqueue_orders(
+    runner: BatchRunner,
+    images: ImageBatch,
+    values: Tensor,
+    owners: Array,
+    layouts: Sequence[RemovalLayout],
+    starts: Array,
+) -> None:
+    """Queue the states of some orders: images one map after the other, token states one span after the other.
+
+    ``values`` ``[R, h, w]`` are ranked; row r belongs to image ``owners[r]``, has the states of ``layouts[r]`` and its
+    answers stand from ``starts[r]`` on.
+    """
+    size, config = images.image_shape.pixels, runner.config
+    distinct = list(dict.fromkeys(layouts))
+    units = sorted({run.unit for layout in distinct for run in layout.runs} - {"token"})
+    blends = {unit: scaled(values, size, unit[6:]) for unit in units if unit.startswith("blend:")}
+    ranks = {
+        unit: unit_ranks(values, size, unit, config.interpolation, config.tie_breaking, config.seed)
+        for unit in units
+        if unit not in blends
+    }
+    spans = {run.spans: _int32(run.spans, values) for layout in distinct for run in layout.runs if run.unit in ranks}
+    for row, (image, layout, start) in enumerate(zip(owners.tolist(), layouts, starts.tolist(), strict=True)):
+        for run in layout.runs:
+            if run.unit in ranks:
+                write = select(images, image, run.baseline, run.keep, spans[run.spans], ranks[run.unit][row])
+            elif run.unit in blends:
+                write = fade(images, image, run.baseline, blends[run.unit][row])
+            else:
+                continue
+            slots = np.arange(start + run.start, start + run.start + len(run.spans))
+            runner.add_images(write, size, images.scored[image], slots)
+    for layout in distinct:
+        runs = [run for run in layout.runs if run.unit == "token"]
+        if runs:
+            rows = np.array([row for row, other in enumerate(layouts) if other is layout])
+            _enqueue_tokens(runner, images, values[on(rows, values)], owners[rows], runs, starts[rows])
+
+
+def _enqueue_tokens(
+    runner: BatchRunner, images: ImageBatch, values: Tensor, owners: Array, runs: Sequence[Run], starts: Array
+) -> None:
+    tokens, config = images.tokens(runner), runner.config
+    ranked = order(token_map(values, runner.model, images.inputs).flatten(1), config.tie_breaking, config.seed)
+    rows = on(owners, values)
+    for run in runs:
+        for position, (low, high) in enumerate(run.spans, run.start):
+            inside, outside = ranked[:, low:high], torch.cat([ranked[:, :low], ranked[:, high:]], dim=1)
+            keep = (inside if run.keep else outside).sort(dim=1).values
+            runner.add_tokens(tokens, rows, keep, images.scored[rows], starts + position)
+
+
+def on(indices: Array, like: Tensor) -> Tensor:
+    """Return an array as a tensor on the device of another."""
+    return torch.from_numpy(indices).to(like.device)
+
+
+def _int32(spans: tuple[Span, ...], like: Tensor) -> Tensor:
+    return torch.tensor(spans, dtype=torch.int32, device=like.device)
+
 
 @dataclass(frozen=True)
 class Masks(Request):
-    """States in which masks are removed that no map has made: given ones, or drawn for each image.
+    """States in which masks are removed that do not depend on a map: given ones, or drawn for each image.
 
-    ``draw`` gets the random numbers of the images and the geometry, and returns ``[B, count, h, w]``, true where
-    something is removed, on the pixels or any coarser grid. With ``unit="token"`` it is the token grid, and the tokens
-    leave the sequence.
+    Parameters
+    ----------
+    baseline : str
+        What takes the place of removed pixels.
+    draw : callable
+        Gets the random key of the images and the image shape, and returns ``[B, n, h, w]``, true where something is
+        removed, on the pixels or any coarser grid.
+    n : int
+        How many masks there are for each image.
+    unit : str, default "pixel"
+        With ``"token"``, masks are on the token grid, and the tokens leave the sequence.
     """
 
     baseline: str
     draw: Callable[[PRNGKey, ImageShape], Tensor]
-    count: int
+    n: int
     unit: str = "pixel"
+
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        return frozenset((self, index) for index in range(self.n))
+
+    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
+        return frozenset({self.baseline})
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        removed = self.draw(PRNGKey.of_images(images.seed, "masks", images.inputs), images.image_shape)
+        removed = removed.to(images.inputs.device)
+        slots = runner.reserve(*removed.shape[:2])
+        table.add("masks", removed.cpu().numpy(), self)
+        table.add("slots", slots, self)
+        for image, masks in enumerate(removed):
+            if self.unit == "token":
+                row = torch.tensor([image], device=removed.device)
+                for index, mask in enumerate(masks):
+                    keep = (~mask.flatten()).nonzero().flatten()[None]
+                    runner.add_tokens(images.tokens(runner), row, keep, images.scored[row], slots[image, [index]])
+            else:
+                write = masked(images, image, self.baseline, masks)
+                runner.add_images(write, images.image_shape.pixels, images.scored[image], slots[image])
 
 
 @dataclass(frozen=True)
 class WithoutParts(Request):
-    """The image without each part that is known of it and seen in it, its pixels replaced by the substrate.
+    """The image without each annotated part that is visible in it, its pixels replaced by the baseline.
 
     As many states as the image has such parts; all methods share them.
     """
 
     baseline: str
+    annotation = "parts"
+
+    def count(self, image_shape: ImageShape) -> None:
+        return None
+
+    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
+        return frozenset({self.baseline})
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        rows = np.empty(len(images.annotations), object)
+        for image, annotation in enumerate(images.annotations):
+            visible = {name: np.asarray(mask, bool) for name, mask in annotation.parts.items() if np.any(mask)}
+            slots = runner.reserve(len(visible))
+            rows[image] = dict(zip(visible, slots.tolist(), strict=True))
+            if visible:
+                masks = torch.from_numpy(np.stack(list(visible.values()))).to(images.inputs.device)
+                write = masked(images, image, self.baseline, masks)
+                runner.add_images(write, images.image_shape.pixels, images.scored[image], slots)
+        table.add("parts", rows, self)
 
 
 @dataclass(frozen=True)
@@ -137,89 +357,136 @@ class GivenMasks:
 
     @classmethod
     def of(cls, masks: Any) -> GivenMasks:
-        """Take an array ``[count, h, w]``, true where something is removed."""
+        """Take an array ``[n, h, w]``, true where something is removed."""
         array = np.ascontiguousarray(np.asarray(masks, bool))
         if array.ndim != 3:
-            raise VitreousError(f"masks are [count, h, w], not {list(array.shape)}")
+            raise VitreousError(f"masks are [n, h, w], not {list(array.shape)}")
         return cls(array.tobytes(), array.shape)
 
-    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
+    def __call__(self, key: PRNGKey, image_shape: ImageShape) -> Tensor:
         array = np.frombuffer(self.data, bool).reshape(self.shape)
-        return torch.from_numpy(array.copy()).expand(len(draws.keys), *self.shape).to(draws.keys.device)
+        return torch.from_numpy(array.copy()).expand(len(key.keys), *self.shape).to(key.keys.device)
 
 
 @dataclass(frozen=True)
 class RandomMasks:
-    """Masks of ``share`` of the cells of a grid, drawn for every image by its content."""
+    """Masks of a ``share`` of the cells of a grid, the token grid unless ``cells`` says otherwise.
 
-    count: int
+    Drawn for every image by its content.
+    """
+
+    n: int
     share: float
     cells: tuple[int, int] | None = None
-    """Rows and columns of the grid; the token grid if ``None``."""
 
-    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
+    def __call__(self, key: PRNGKey, image_shape: ImageShape) -> Tensor:
         height, width = self.cells or image_shape.tokens
-        gone = round(self.share * height * width)
-        bits = draws.bits(self.count, height * width)
-        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < gone).view(-1, self.count, height, width)
+        removed = round(self.share * height * width)
+        bits = key.bits(self.n, height * width)
+        return (bits.argsort(dim=2, stable=True).argsort(dim=2) < removed).view(-1, self.n, height, width)
 
 
 @dataclass(frozen=True)
 class Images(Request):
-    """Other images made of an image: noisy, shifted, put together. ``make`` returns ``[B, count, 3, H, W]``."""
+    """Other images made from an image: noisy, shifted, combined. ``make`` returns ``[B, n, 3, H, W]``."""
 
     name: str
     make: Callable[[Tensor, Preprocess, PRNGKey], Tensor]
-    count: int
+    n: int
 
     def of(self, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
         """Make them."""
         return self.make(inputs, preprocess, PRNGKey.of_images(seed, f"images {self.name}", inputs))
 
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        return frozenset((self, index) for index in range(self.n))
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        others = self.of(images.inputs, runner.model.preprocess, images.seed)
+        slots = runner.reserve(*others.shape[:2])
+        table.add("slots", slots, self)
+        for image, copied in enumerate(others):
+            runner.add_images(copies(copied), images.image_shape.pixels, images.scored[image], slots[image])
+
 
 @dataclass(frozen=True)
 class Measured(Request):
-    """One number for each of some other images, beside the image that it was made of: a distance, say.
+    """One number for each of some other images beside the image that it was made from: a distance, say.
 
-    ``measure`` gets the view, the images ``[B, 3, H, W]`` and what was made of them ``[B, count, 3, H, W]``, and
-    returns ``[B, count]``.
+    ``measure`` gets the model, the images ``[B, 3, H, W]`` and what was made from them ``[B, n, 3, H, W]``, and returns
+    ``[B, n]``.
     """
 
     images: Images
     measure: Callable[[VisionModel, Tensor, Tensor], Tensor]
 
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        others = self.images.of(images.inputs, runner.model.preprocess, images.seed)
+        numbers = self.measure(runner.model, images.inputs, others)
+        table.add("numbers", numbers.double().cpu().numpy(), self)
+
 
 @dataclass(frozen=True)
 class RenderedStates(Request):
-    """States that are drawn in 8 bits beside the model, in threads, with a number for each: its size on disk, say.
+    """States that are drawn in 8 bits outside the model, in threads, with a number for each: its size on disk, say.
 
-    ``draw`` gets the picture ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``,
-    for states that all methods share) and a random number of the picture, and returns pictures
-    ``[count, H, W, 3]`` in uint8 and numbers ``[count]``.
+    ``draw`` gets the image ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``, for
+    states that all methods share) and a random number of the image, and returns images ``[n, H, W, 3]`` in uint8 and
+    numbers ``[n]``.
     """
 
     draw: Callable[[Array, Array | None, int], tuple[Array, Array]]
-    count: int
+    n: int
     by: str = "map"
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]
+        return self.by == "image"
+
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        return frozenset((self, index) for index in range(self.n))
+
+    def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
+        is_drawn = np.ones(len(images.inputs), bool) if maps is None else ~maps.left_out
+        slots, numbers = np.zeros((len(is_drawn), self.n), np.int64), np.full((len(is_drawn), self.n), np.nan)
+        slots[is_drawn] = runner.reserve(int(is_drawn.sum()), self.n)
+        mode = None if maps is None else maps.explain_class
+        table.add("slots", slots, self, mode)
+        table.add("numbers", numbers, self, mode)  # filled in by the time all is done
+        fine = None if maps is None else maps.at_pixels(runner.config.interpolation)
+        keys = PRNGKey.of_images(images.seed, "drawn", images.inputs).keys.tolist()
+        for image in np.flatnonzero(is_drawn).tolist():
+            picture = np.asarray(runner.model.preprocess.to_image(images.inputs[image]))
+            values = None if fine is None else fine[image]
+            task = (self.draw, picture, values, keys[image] % 2**63)
+            runner.add_rendered(task, images.scored[image], slots[image], numbers[image])
 
 
 @dataclass(frozen=True)
 class Reattribution(Request):
-    """Maps of the method under trial, made again: of other images, with another seed or class, or under another model.
+    """Maps of the evaluated method, computed again: of other images, with another seed or class, or on another model.
 
-    ``under`` takes the view and returns the one to explain instead (a shuffled head, randomised weights). ``target`` is
-    the class that is explained: ``"same"``, the ``"runner-up"``, or a ``"random"`` other one of each image.
+    Parameters
+    ----------
+    images : Images, optional
+        Other images to explain.
+    under : callable, optional
+        Takes the model and returns the one to explain instead (a shuffled head, randomised weights).
+    seed : int, optional
+        Another seed.
+    target : str, default "same"
+        The class that is explained: ``"same"``, the ``"runner-up"``, or a ``"random"`` other one of each image.
     """
 
     images: Images | None = None
     under: Callable[[VisionModel], VisionModel] | None = None
     seed: int | None = None
     target: str = "same"
+    shared = False
 
     @property
-    def count(self) -> int:
-        """How many maps there are for each image."""
-        return 1 if self.images is None else self.images.count
+    def num_maps(self) -> int:  # type: ignore[override]
+        return 1 if self.images is None else self.images.n
 
 
 @dataclass(frozen=True)
@@ -227,3 +494,7 @@ class AnnotationRequest(Request):
     """What is known about an image: its ``"mask"``, ``"boxes"``, ``"parts"``, or a ``"region"`` from any of them."""
 
     kind: str
+
+    @property
+    def annotation(self) -> str:  # type: ignore[override]
+        return self.kind

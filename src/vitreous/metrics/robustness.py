@@ -1,16 +1,14 @@
-"""Noisy copies of an image, as values that metrics ask for: equal ones are made and explained once for all of them.
-
-Robustness: how far the map moves when the image hardly does.
+"""Robustness: how far the map moves when the image hardly does.
 
 The noisy copies ``x'`` have every value moved by U[-radius, radius] in normalised space; they belong to the image, and
-all methods and metrics get the same ones. ``Φ`` is the map as it is, on its own grid. A map of a noisy copy that is not
+all methods and metrics get the same ones. ``a`` is the map as it is, on its own grid. A map of a noisy copy that is not
 finite leaves its image without a score. To be stable is not to be right: a constant map never moves.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,127 +16,160 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.metrics.base import Metric, register_metric
+from vitreous.metrics.base import Metric, number, register_metric
 from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.requests import Images, ImageShape, Measured, Reattribution, Request
+from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.requests import Images, Measured, Reattribution, Request
 from vitreous.metrics.similarity import spearman
 from vitreous.models import Preprocess, VisionModel
-from vitreous.registry import check_at_least
 from vitreous.tracing.prng import PRNGKey
-
-__all__ = [
-    "AverageSensitivity",
-    "GaussianNoise",
-    "LocalLipschitz",
-    "MaxSensitivity",
-    "RankSensitivity",
-    "RelativeInputStability",
-    "RelativeOutputStability",
-    "RelativeRepresentationStability",
-    "UniformNoise",
-    "gaussian_copies",
-    "uniform_copies",
-]
 
 
 @dataclass(frozen=True)
 class UniformNoise:
     """Copies with every value moved by U[-radius, radius], in the model's normalised space."""
 
-    count: int
+    n: int
     radius: float
 
-    def __call__(self, images: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
-        drawn = [draws.at(copy).uniform(*images.shape[1:]) for copy in range(self.count)]
-        return images[:, None] + self.radius * (2 * torch.stack(drawn, dim=1) - 1).to(images)
+    def __call__(self, images: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
+        noise = [key.at(copy).uniform(*images.shape[1:]) for copy in range(self.n)]
+        return images[:, None] + self.radius * (2 * torch.stack(noise, dim=1) - 1).to(images)
 
 
 @dataclass(frozen=True)
 class GaussianNoise:
     """Copies with normal noise whose deviation is ``level`` times the range of the image's values."""
 
-    count: int
+    n: int
     level: float
 
-    def __call__(self, images: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
-        drawn = [draws.at(copy).normal(*images.shape[1:]) for copy in range(self.count)]
+    def __call__(self, images: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
+        noise = [key.at(copy).normal(*images.shape[1:]) for copy in range(self.n)]
         flat = images.flatten(1)
         deviation = self.level * (flat.amax(dim=1) - flat.amin(dim=1)).view(-1, 1, 1, 1, 1)
-        return images[:, None] + deviation * torch.stack(drawn, dim=1).to(images)
+        return images[:, None] + deviation * torch.stack(noise, dim=1).to(images)
 
 
-def uniform_copies(count: int, radius: float) -> Images:
+def uniform_copies(n: int, radius: float) -> Images:
     """Return the noisy copies that all metrics of robustness share."""
-    return Images("uniform noise", UniformNoise(count, radius), count)
+    return Images("uniform noise", UniformNoise(n, radius), n)
 
 
-def gaussian_copies(count: int, level: float) -> Images:
+def gaussian_copies(n: int, level: float) -> Images:
     """Return the noisy copies that smoothed maps are averaged over."""
-    return Images("normal noise", GaussianNoise(count, level), count)
+    return Images("normal noise", GaussianNoise(n, level), n)
 
 
-_LEAST = 1e-6
-"""What stands for a zero below a fraction bar, in the definitions of relative stability."""
+_SMALLEST = 1e-6
+"""What stands for a zero in a denominator, in the definitions of relative stability."""
+
+
+@dataclass(frozen=True)
+class InputDistance:
+    """``|x' - x|``; relative to the image, each value divided by the image's own."""
+
+    relative: bool = False
+
+    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+        moved = copies.double() - images[:, None].double()
+        if self.relative:
+            moved = moved / _not_zero(images[:, None].double())
+        distance: Tensor = moved.flatten(2).norm(dim=2)
+        return distance
+
+
+@dataclass(frozen=True)
+class LogitDistance:
+    """``|f(x') - f(x)|`` of all logits."""
+
+    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+        logits = [model.logits(_with_image(*pair)).double() for pair in zip(images, copies, strict=True)]
+        return torch.stack([(logit[1:] - logit[0]).norm(dim=1) for logit in logits])
+
+
+@dataclass(frozen=True)
+class TokenDistance:
+    """``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
+
+    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+        shared, distances = model.shared_copy(), []
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            for pair in zip(images, copies, strict=True):
+                tokens = shared.forward_blocks(shared.embed(shared.cast(_with_image(*pair)))).double()
+                distances.append(((tokens[1:] - tokens[:1]) / _not_zero(tokens[:1])).flatten(1).norm(dim=1))
+        return torch.stack(distances)
+
+
+def _not_zero(values: Tensor) -> Tensor:
+    return torch.where(values == 0, _SMALLEST, values)
+
+
+def _with_image(image: Tensor, copies: Tensor) -> Tensor:
+    """Return the image and its copies in one batch: a distance of the noise, not of how a batch is cut."""
+    return torch.cat([image[None], copies])
 
 
 @dataclass
 class _Noisy(Metric):
-    """Shared by all: noisy copies, and their maps."""
+    """Shared by all: noisy copies, their maps, and perhaps a distance of each from the image."""
 
     higher_is_better = False
-    samples: int = 10
-    radius: float = 0.02
+    samples: int = number(10, at_least=1)
+    radius: float = number(0.02, at_least=0)
     unchanged: bool = False
+    is_worst: ClassVar[bool] = True
+    """Whether the largest of all copies counts, or their mean."""
+    measure: ClassVar[InputDistance | LogitDistance | TokenDistance | None] = None
 
-    def check(self) -> None:
-        check_at_least("samples", self.samples, 1)
-        check_at_least("radius", self.radius, 0)
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        copies = uniform_copies(self.samples, self.radius)
+        requests: dict[str, Request] = {"maps": Reattribution(copies)}
+        if self.unchanged:
+            requests["copies"] = copies
+        if self.measure is not None:
+            requests["distance"] = Measured(copies, self.measure)
+        return requests
 
-    @property
-    def _copies(self) -> Images:
-        return uniform_copies(self.samples, self.radius)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [Reattribution(self._copies), *([self._copies] if self.unchanged else [])]
-
-    def _maps(self, answers: Evaluation) -> tuple[Array, Array]:
-        """Return the map ``[B, 1, n]`` and those of the noisy copies ``[B, samples, n]``."""
-        own, noisy = (
-            answers.values(self.explain_class),
-            answers.explained(Reattribution(self._copies), self.explain_class),
-        )
-        noisy = noisy.astype(np.float64).reshape(*noisy.shape[:2], -1)
+    def score(self, evaluation: Evaluation) -> Array:
+        maps = evaluation.maps()
+        noisy = evaluation.reattributions("maps").astype(np.float64).reshape(len(maps), self.samples, -1)
         noisy[~np.isfinite(noisy).all(axis=2)] = np.nan
-        return own.reshape(len(own), 1, -1), noisy
-
-    def _over(self, answers: Evaluation, moved: Array, worst: bool) -> Array:
-        """Return the largest or mean of ``[B, samples]``, of copies that leave the prediction as it is if asked."""
+        moved = self.distance(maps.reshape(len(maps), 1, -1), noisy, evaluation)
         lost = np.isnan(moved).any(axis=1)
         if self.unchanged:
-            moved = np.where(answers.correct(self._copies, self.explain_class, "pred") > 0, moved, np.nan)
+            moved = np.where(evaluation.correct("copies", "pred") > 0, moved, np.nan)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of images without any such copy: NaN is meant
-            found = (np.nanmax if worst else np.nanmean)(moved, axis=1)
-        return np.where(lost, np.nan, found)
+            scores = (np.nanmax if self.is_worst else np.nanmean)(moved, axis=1)
+        return np.where(lost, np.nan, scores)
+
+    def distance(self, maps: Array, noisy: Array, evaluation: Evaluation) -> Array:
+        """Return how far the maps of the copies ``[B, samples, n]`` are from the map ``[B, 1, n]``."""
+        raise NotImplementedError
 
 
 @dataclass
 class _Sensitivity(_Noisy):
-    """Shared by what measures the distance of maps."""
+    """Shared by what measures the distance of maps, by default relative to the map's own size."""
 
     standardise: bool = False
 
-    def _moved(self, answers: Evaluation) -> tuple[Array, Array]:
-        """Return how far the maps of the copies are away ``[B, samples]``, and how large the map is ``[B]``."""
-        own, noisy = self._maps(answers)
+    def distance(self, maps: Array, noisy: Array, evaluation: Evaluation) -> Array:
         if self.standardise:
-            own, noisy = _standardised(own), _standardised(noisy)
-        return np.linalg.norm(noisy - own, axis=2), np.linalg.norm(own, axis=2)
+            maps, noisy = _standardised(maps), _standardised(noisy)
+        return self.relative(np.linalg.norm(noisy - maps, axis=2), np.linalg.norm(maps, axis=2), evaluation)
 
-    def _relative(self, answers: Evaluation) -> Array:
-        moved, size = self._moved(answers)
-        return moved / np.where(size == 0, 1, size)
+    def relative(self, moved: Array, size: Array, evaluation: Evaluation) -> Array:
+        return np.asarray(moved / np.where(size == 0, 1, size))
+
+
+def _standardised(maps: Array) -> Array:
+    """Return maps ``[..., n]`` with mean 0 and deviation 1; zero where a map is constant."""
+    flat = maps.max(axis=-1, keepdims=True) == maps.min(axis=-1, keepdims=True)
+    deviation = maps.std(axis=-1, keepdims=True)
+    return np.where(flat, 0, (maps - maps.mean(axis=-1, keepdims=True)) / np.where(deviation > 0, deviation, 1))
 
 
 _QUANTUS = {"samples": 200, "radius": 0.2}
@@ -152,101 +183,138 @@ _QUANTUS = {"samples": 200, "radius": 0.2}
 )
 @dataclass
 class MaxSensitivity(_Sensitivity):
-    """How far the map moves at most under noise: ``max_j |Φ(x'_j) - Φ(x)| / |Φ(x)|``, divided by 1 for a zero map.
+    r"""How far the map moves under noise, at most.
 
-    The lower the more stable. A scaled map has the same score, a shifted one has not: maps with a large offset look
-    stable whatever their structure, so ``standardise`` takes mean and deviation out of each map first (a constant one
-    becomes zero). ``unchanged`` leaves out copies with another prediction. The maximum grows with ``samples``: compare
+    .. math:: \max_j \frac{\lVert a(x'_j) - a(x) \rVert}{\lVert a(x) \rVert}
+
+    Parameters
+    ----------
+    samples : int, default 10
+        How many noisy copies of the image are explained.
+    radius : float, default 0.02
+        How far each value is moved at most, in normalised space.
+    unchanged : bool, default False
+        Leave out copies with another prediction.
+    standardise : bool, default False
+        Take mean and deviation out of each map first; a constant one becomes zero.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is more stable; a zero map is divided by 1. A scaled map has the same score, a shifted one has not: maps with
+    a large offset look stable whatever their structure, so standardise. The maximum grows with ``samples``: compare
     equal ones. ``@tis`` explains the true class; ``@quantus`` has 200 copies of radius 0.2. Cost: ``samples``
     explanations per map.
-    """
 
-    def score(self, answers: Evaluation) -> Array:
-        return self._over(answers, self._relative(answers), worst=True)
+    References
+    ----------
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", 2019.
+
+    Examples
+    --------
+    >>> name = "max_sensitivity(samples=2)"
+    >>> bool((vt.evaluate(model, images[:2], "ixg", name, n_bootstrap=10, controls=False)["ixg", name] > 0).all())
+    True
+    """
 
 
 @register_metric("average_sensitivity", family="robustness", papers=("yeh2019fidelity",), presets={"quantus": _QUANTUS})
 @dataclass
 class AverageSensitivity(_Sensitivity):
-    """How far the map moves on average under noise: ``mean_j |Φ(x'_j) - Φ(x)| / |Φ(x)|``.
+    r"""How far the map moves under noise, on average.
 
-    As ``max_sensitivity``, with the mean, which does not grow with ``samples``. Cost: nothing beside it.
+    .. math:: \frac{1}{J} \sum_j \frac{\lVert a(x'_j) - a(x) \rVert}{\lVert a(x) \rVert}
+
+    Parameters
+    ----------
+    samples, radius, unchanged, standardise, explain_class, score_class
+        As for `MaxSensitivity`.
+
+    Notes
+    -----
+    The mean does not grow with ``samples``. Lower is more stable. Cost: none beside ``max_sensitivity``.
+
+    References
+    ----------
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", 2019.
+
+    Examples
+    --------
+    >>> vt.get_metric("average_sensitivity").num_reattributions()
+    10
     """
 
-    def score(self, answers: Evaluation) -> Array:
-        return self._over(answers, self._relative(answers), worst=False)
+    is_worst = False
 
 
 @register_metric("rank_sensitivity", family="robustness", builds_on=("yeh2019fidelity",))
 @dataclass
 class RankSensitivity(_Noisy):
-    """How far the order of the map moves under noise: ``1 - mean_j Spearman(Φ(x'_j), Φ(x))``, from 0 to 2.
+    r"""How far the order of the map moves under noise, from 0 to 2.
 
-    Neither scale nor offset of a map plays a part. The lower the more stable; a constant map has no order and scores 1.
-    Cost: nothing beside ``max_sensitivity``.
+    .. math:: 1 - \frac{1}{J} \sum_j \rho\big(a(x'_j), a(x)\big)
+
+    Parameters
+    ----------
+    samples, radius, unchanged, explain_class, score_class
+        As for `MaxSensitivity`.
+
+    Notes
+    -----
+    Spearman's correlation: neither scale nor offset of a map plays a part. Lower is more stable; a constant map has no
+    order and scores 1. Cost: none beside ``max_sensitivity``.
+
+    References
+    ----------
+    Builds on Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", 2019.
+
+    Examples
+    --------
+    >>> vt.get_metric("rank_sensitivity").higher_is_better
+    False
     """
 
-    def score(self, answers: Evaluation) -> Array:
-        own, noisy = self._maps(answers)
-        found = [1 - spearman(own, noisy[:, [copy]]) for copy in range(self.samples)]
-        lost = np.isnan(noisy).any(axis=2) | np.isnan(own).any(axis=2)
-        return self._over(answers, np.where(lost, np.nan, np.stack(found, axis=1)), worst=False)
+    is_worst = False
 
-
-@dataclass(frozen=True)
-class InputDistance:
-    """``|x' - x|``; relative to the image, each value divided by the image's own."""
-
-    relative: bool = False
-
-    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
-        moved = made.double() - images[:, None].double()
-        found: Tensor = (moved / _not_zero(images[:, None].double()) if self.relative else moved).flatten(2).norm(dim=2)
-        return found
+    def distance(self, maps: Array, noisy: Array, evaluation: Evaluation) -> Array:
+        distances = [1 - spearman(maps, noisy[:, [copy]]) for copy in range(self.samples)]
+        lost = np.isnan(noisy).any(axis=2) | np.isnan(maps).any(axis=2)
+        return np.where(lost, np.nan, np.stack(distances, axis=1))
 
 
 @register_metric("local_lipschitz", family="robustness", papers=("alvarezmelis2018robustness",))
 @dataclass
 class LocalLipschitz(_Sensitivity):
-    """How fast the map moves with the image, at most: ``max_j |Φ(x'_j) - Φ(x)| / |x'_j - x|``.
+    r"""How fast the map moves with the image, at most.
 
-    The scale of the map is in it: compare methods with ``standardise=true`` only. A copy that is the image itself
-    (``radius=0``) counts 0. Cost: nothing beside ``max_sensitivity``.
+    .. math:: \max_j \frac{\lVert a(x'_j) - a(x) \rVert}{\lVert x'_j - x \rVert}
+
+    Parameters
+    ----------
+    samples, radius, unchanged, standardise, explain_class, score_class
+        As for `MaxSensitivity`.
+
+    Notes
+    -----
+    Lower is more stable. The scale of the map is in it: compare methods with ``standardise=true`` only. A copy that is
+    the image itself (``radius=0``) counts 0. Cost: none beside ``max_sensitivity``.
+
+    References
+    ----------
+    Alvarez-Melis and Jaakkola, "On the Robustness of Interpretability Methods", 2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("local_lipschitz(standardise=true)").num_reattributions()
+    10
     """
 
-    @property
-    def _distance(self) -> Measured:
-        return Measured(self._copies, InputDistance())
+    measure = InputDistance()
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [*super().requests(image_shape), self._distance]
-
-    def score(self, answers: Evaluation) -> Array:
-        distance = answers.measured(self._distance)
-        moved, _ = self._moved(answers)
-        return self._over(answers, moved / np.where(distance > 0, distance, np.inf), worst=True)
-
-
-@dataclass(frozen=True)
-class LogitDistance:
-    """``|f(x') - f(x)|`` of all logits."""
-
-    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
-        logits = [model.logits(_with_own(own, copies)).double() for own, copies in zip(images, made, strict=True)]
-        return torch.stack([(logit[1:] - logit[0]).norm(dim=1) for logit in logits])
-
-
-@dataclass(frozen=True)
-class TokenDistance:
-    """``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
-
-    def __call__(self, model: VisionModel, images: Tensor, made: Tensor) -> Tensor:
-        seen, found = model.shared_copy(), []
-        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            for own, copies in zip(images, made, strict=True):
-                tokens = seen.forward_blocks(seen.embed(seen.cast(_with_own(own, copies)))).double()
-                found.append(((tokens[1:] - tokens[:1]) / _not_zero(tokens[:1])).flatten(1).norm(dim=1))
-        return torch.stack(found)
+    def relative(self, moved: Array, size: Array, evaluation: Evaluation) -> Array:
+        distance = evaluation.numbers("distance")
+        return np.asarray(moved / np.where(distance > 0, distance, np.inf))
 
 
 @dataclass
@@ -254,30 +322,43 @@ class _RelativeStability(_Noisy):
     """Shared by the three: the relative change of the map per change of something else."""
 
     unchanged: bool = True
-    measure: ClassVar[InputDistance | LogitDistance | TokenDistance]
 
-    @property
-    def _distance(self) -> Measured:
-        return Measured(self._copies, self.measure)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [*super().requests(image_shape), self._distance]
-
-    def score(self, answers: Evaluation) -> Array:
-        own, noisy = self._maps(answers)
-        moved = np.linalg.norm((noisy - own) / np.where(own == 0, _LEAST, own), axis=2)
-        return self._over(answers, moved / np.maximum(answers.measured(self._distance), _LEAST), worst=True)
+    def distance(self, maps: Array, noisy: Array, evaluation: Evaluation) -> Array:
+        moved = np.linalg.norm((noisy - maps) / np.where(maps == 0, _SMALLEST, maps), axis=2)
+        return np.asarray(moved / np.maximum(evaluation.numbers("distance"), _SMALLEST))
 
 
 @register_metric("relative_input_stability", family="robustness", aliases=("ris",), papers=("agarwal2022rethinking",))
 @dataclass
 class RelativeInputStability(_RelativeStability):
-    """Relative change of the map per relative change of the image, at most.
+    r"""Relative change of the map per relative change of the image, at most.
 
-    ``max_j |(Φ(x'_j) - Φ(x)) / Φ(x)| / max(|(x'_j - x) / x|, 1e-6)``: fractions are taken value by value, a zero below
-    the bar is 1e-6, norms are Euclidean. Only copies that leave the prediction as it is count (``unchanged``); without
-    any there is no score. One value of the map near zero rules the norm, so scores span many powers of ten. The lower
-    the more stable. Cost: ``samples`` explanations per map, and ``samples`` forwards that all methods share.
+    .. math:: \max_j \frac{\lVert (a(x'_j) - a(x)) / a(x) \rVert}{\max(\lVert (x'_j - x) / x \rVert, 10^{-6})}
+
+    Parameters
+    ----------
+    samples, radius
+        As for `MaxSensitivity`.
+    unchanged : bool, default True
+        Leave out copies with another prediction; without any other there is no score.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is more stable. Fractions are taken value by value, a zero in the denominator is 1e-6, norms are Euclidean.
+    One value of the map near zero dominates the norm, so scores span many powers of ten. Cost: ``samples`` explanations
+    per map, and ``samples`` forwards that all methods share.
+
+    References
+    ----------
+    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022.
+
+    Examples
+    --------
+    >>> metric = vt.get_metric("ris")
+    >>> metric.num_reattributions(), metric.num_shared_forwards()
+    (10, 10)
     """
 
     measure = InputDistance(relative=True)
@@ -286,10 +367,28 @@ class RelativeInputStability(_RelativeStability):
 @register_metric("relative_output_stability", family="robustness", aliases=("ros",), papers=("agarwal2022rethinking",))
 @dataclass
 class RelativeOutputStability(_RelativeStability):
-    """Relative change of the map per change of the logits, at most.
+    r"""Relative change of the map per change of the logits, at most.
 
-    ``max_j |(Φ(x'_j) - Φ(x)) / Φ(x)| / max(|f(x'_j) - f(x)|, 1e-6)`` over all logits f, which are not divided by their
-    own; all else as in ``relative_input_stability``. Cost: as there, and ``samples + 1`` forwards more.
+    .. math:: \max_j \frac{\lVert (a(x'_j) - a(x)) / a(x) \rVert}{\max(\lVert f(x'_j) - f(x) \rVert, 10^{-6})}
+
+    Parameters
+    ----------
+    samples, radius, unchanged, explain_class, score_class
+        As for `RelativeInputStability`.
+
+    Notes
+    -----
+    Over all logits f, which are not divided by their own; all else as in ``relative_input_stability``. Cost: as there,
+    and ``samples + 1`` forwards more.
+
+    References
+    ----------
+    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("ros").unchanged
+    True
     """
 
     measure = LogitDistance()
@@ -300,26 +399,28 @@ class RelativeOutputStability(_RelativeStability):
 )
 @dataclass
 class RelativeRepresentationStability(_RelativeStability):
-    """Relative change of the map per relative change of what the model makes of the image, at most.
+    r"""Relative change of the map per relative change of the model's representation of the image, at most.
 
-    ``max_j |(Φ(x'_j) - Φ(x)) / Φ(x)| / max(|(L(x'_j) - L(x)) / L(x)|, 1e-6)``, L all tokens as they leave the last
-    block; all else as in ``relative_input_stability``. Cost: as there, and ``samples + 1`` forwards more.
+    .. math:: \max_j \frac{\lVert (a(x'_j) - a(x)) / a(x) \rVert}{\max(\lVert (L(x'_j) - L(x)) / L(x) \rVert, 10^{-6})}
+
+    Parameters
+    ----------
+    samples, radius, unchanged, explain_class, score_class
+        As for `RelativeInputStability`.
+
+    Notes
+    -----
+    L are all tokens as they leave the last block; all else as in ``relative_input_stability``. Cost: as there, and
+    ``samples + 1`` forwards more.
+
+    References
+    ----------
+    Agarwal et al., "Rethinking Stability for Attribution-based Explanations", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("rrs").higher_is_better
+    False
     """
 
     measure = TokenDistance()
-
-
-def _standardised(maps: Array) -> Array:
-    """Return maps ``[..., n]`` with mean 0 and deviation 1; zero where a map is constant."""
-    flat = maps.max(axis=-1, keepdims=True) == maps.min(axis=-1, keepdims=True)
-    deviation = maps.std(axis=-1, keepdims=True)
-    return np.where(flat, 0, (maps - maps.mean(axis=-1, keepdims=True)) / np.where(deviation > 0, deviation, 1))
-
-
-def _not_zero(values: Tensor) -> Tensor:
-    return torch.where(values == 0, _LEAST, values)
-
-
-def _with_own(own: Tensor, copies: Tensor) -> Tensor:
-    """Return the image and its copies in one batch: a map of the noise, not of how a batch is cut."""
-    return torch.cat([own[None], copies])

@@ -1,66 +1,35 @@
-"""The map as a segmentation: accuracy, intersection over union and average precision.
+"""The map as a segmentation: accuracy, intersection over union, average precision, and the ranks of pixels.
 
-The first three follow Chefer's protocol: the map is scaled to 0 .. 1 and the object is where it is strictly above its
-mean. A constant map has its object nowhere. They are defined for empty regions too.
+Pixel accuracy, mean IoU and mean AP follow Chefer's protocol: the map is scaled to 0 .. 1 and the object is where it is
+strictly above its mean. A constant map has its object nowhere. They are defined for empty regions too.
 
-The map cut in two, and the overlap of its upper part ``A`` with the region ``R``.
-
-The default is ``A = {a > 0}`` of the raw map: what VAR's published numbers imply. Its text has the positive part of the
-map blurred by a Gaussian of 11 x 11 pixels first, which is ``@var_text``; it states neither the deviation nor how the
-map is cut. Beside every number belongs that of the whole image, ``rho`` being the share of the region: IoU ``rho``,
-precision ``rho``, recall 1, F1 ``2 rho / (1 + rho)``. It is what the ``constant`` row of a table shows.
-
-Do the pixels that a map ranks first lie in the region?
-
-Known parts: does a map weigh them as the model does, and does it show the shortcut that a model is known to take?
+The metrics of regions cut the map in two and compare its upper part ``A`` with the region ``R``. The default is ``A =
+{a > 0}`` of the raw map: what VAR's published numbers imply. Its text blurs the positive part of the map by a Gaussian
+of 11 x 11 pixels first, which is ``@var_text``; it states neither the deviation nor how the map is cut. Beside every
+number belongs that of the whole image, the row ``constant`` of a table: with ``rho`` the share of the region it is
+``rho`` for IoU and precision, 1 for recall, ``2 rho / (1 + rho)`` for F1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.errors import SpecError
-from vitreous.metrics.base import Metric, register_metric
-from vitreous.metrics.baselines import check_baseline
+from vitreous.metrics.base import choice, number, register_metric
 from vitreous.metrics.curves import Array
-from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.localization import (
     Localisation,
-    Place,
+    LocatedMap,
     above_mean,
     average_precision,
     blurred,
-    check_blur,
-    share,
-    sums,
-    tie_groups,
+    check_odd,
+    ratio,
     top_hits,
 )
-from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request, WithoutParts
-from vitreous.metrics.similarity import spearman
-from vitreous.registry import check_at_least, check_choice
-
-__all__ = [
-    "AveragePrecision",
-    "LocalisationAUC",
-    "MeanAP",
-    "MeanIoU",
-    "PartCorrelation",
-    "PixelAccuracy",
-    "RegionF1",
-    "RegionIoU",
-    "RegionPrecision",
-    "RegionRecall",
-    "RelevanceRank",
-    "Shortcut",
-    "TopKIntersection",
-    "binarised",
-    "otsu",
-]
 
 _CHEFER = {"explain_class": "pred", "interpolation": "bilinear"}
 _SEGMENTATION: dict[str, Any] = {
@@ -70,46 +39,89 @@ _SEGMENTATION: dict[str, Any] = {
 }
 
 
+def weighted_sums(parts: Array, weights: Array) -> Array:
+    """Return the weighted sums of all parts ``[r, P]`` over the images that have them."""
+    valid = ~np.isnan(parts).any(axis=1)
+    return np.asarray(weights[:, valid] @ parts[valid])
+
+
 @register_metric("pixel_accuracy", **_SEGMENTATION)
 @dataclass
 class PixelAccuracy(Localisation):
-    """Share of pixels that are rightly called object or ground, the object being where the map is above its mean.
+    r"""Share of pixels that are correctly called object or background, the object being where the map is above its
+    mean.
 
-    Over a data set: all right pixels by all pixels that count, not a mean over images. A constant map calls all ground:
-    ``1 - rho``, ``rho`` being the share of the region. Cost: no forwards.
+    .. math:: \frac{1}{n} \sum_p \mathbb{1}\big[\mathbb{1}[a_p > \bar a] = \mathbb{1}[p \in R]\big]
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    Over a data set: all correct pixels by all pixels that count, not a mean over images. A constant map calls all
+    background: ``1 - rho``. Cost: no forwards.
+
+    References
+    ----------
+    Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", 2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("pixel_accuracy@chefer").explain_class
+    'pred'
     """
 
     needs_inside = False
-    parts: ClassVar[int] = 2
+    num_parts: ClassVar[int] = 2
 
-    def measure(self, place: Place) -> Sequence[float]:
-        _, object_ = above_mean(place.map)
-        return (place.inner(object_) == place.inside).sum(), place.counted.sum()
+    def measure(self, located: LocatedMap) -> Sequence[float]:
+        _, is_object = above_mean(located.map)
+        return (located.inner(is_object) == located.inside).sum(), located.counted.sum()
 
     def per_image(self, parts: Array) -> Array:
         return np.asarray(parts[:, 0] / parts[:, 1])
 
     def aggregate(self, parts: Array, weights: Array) -> Array:
-        right, counted = sums(parts, weights).T
-        return np.asarray(np.divide(right, counted, out=np.full(len(right), np.nan), where=counted > 0))
+        correct, counted = weighted_sums(parts, weights).T
+        return np.asarray(np.divide(correct, counted, out=np.full(len(correct), np.nan), where=counted > 0))
 
 
 @register_metric("mean_iou", aliases=("miou",), **_SEGMENTATION)
 @dataclass
 class MeanIoU(Localisation):
-    """Mean over ground and object of ``sum |A and R| / sum |A or R|``, the sums over all images of a data set.
+    r"""Mean over background and object of the intersection over union, the sums over all images of a data set.
 
-    ``A`` is where the map is above its mean (object) or not (ground). Of a single image it is the same with its own
-    counts; a class that neither map nor truth has is 0, as in the released code. A constant map calls all ground:
-    ``(1 - rho) / 2``. Cost: no forwards.
+    .. math:: \frac{1}{2} \sum_{c \in \{0, 1\}} \frac{\sum_x |A_c \cap R_c|}{\sum_x |A_c \cup R_c|}
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    ``A_1`` is where the map is above its mean, ``A_0`` where not. Of a single image it is the same with its own counts;
+    a class that neither map nor annotation has is 0, as in the released code. A constant map calls all background: ``(1
+    - rho) / 2``. Cost: no forwards.
+
+    References
+    ----------
+    Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", 2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("miou").spec
+    'mean_iou'
     """
 
     needs_inside = False
-    parts: ClassVar[int] = 4
+    num_parts: ClassVar[int] = 4
 
-    def measure(self, place: Place) -> Sequence[float]:
-        object_, inside = place.inner(above_mean(place.map)[1]), place.inside
-        both, either = (object_ & inside).sum(), (object_ | inside).sum()
+    def measure(self, located: LocatedMap) -> Sequence[float]:
+        is_object, inside = located.inner(above_mean(located.map)[1]), located.inside
+        both, either = (is_object & inside).sum(), (is_object | inside).sum()
         size = len(inside)
         return size - either, size - both, both, either
 
@@ -117,31 +129,51 @@ class MeanIoU(Localisation):
         return _mean_ratio(parts)
 
     def aggregate(self, parts: Array, weights: Array) -> Array:
-        return _mean_ratio(sums(parts, weights))
+        return _mean_ratio(weighted_sums(parts, weights))
 
 
 def _mean_ratio(counts: Array) -> Array:
     """Return the mean of both ratios, NaN where nothing was counted."""
-    common, whole = counts[:, ::2], counts[:, 1::2]
-    ratio = np.divide(common, whole, out=np.zeros_like(common), where=whole > 0)
-    return np.where((whole > 0).any(axis=1), ratio.mean(axis=1), np.nan)
+    intersections, unions = counts[:, ::2], counts[:, 1::2]
+    ratios = np.divide(intersections, unions, out=np.zeros_like(intersections), where=unions > 0)
+    return np.where((unions > 0).any(axis=1), ratios.mean(axis=1), np.nan)
 
 
 @register_metric("mean_ap", aliases=("map",), **_SEGMENTATION)
 @dataclass
 class MeanAP(Localisation):
-    """Average precision of the scores ``[1 - m, m]`` of ground and object together, ``m`` the map scaled to 0 .. 1.
+    r"""Average precision of the scores of background and object together.
 
+    .. math:: \mathrm{AP}\big([1 - m, m],\; [\bar R, R]\big), \qquad m = \frac{a - \min a}{\max a - \min a}
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
     Chefer's "mAP": one list of twice as many scores as pixels, so half of it is right by chance, and a constant map,
     both of whose scores are 0, has 0.5. Far above ``average_precision``: never compare the two. Cost: no forwards.
+
+    References
+    ----------
+    Chefer, Gur and Wolf, "Transformer Interpretability Beyond Attention Visualization", 2021.
+
+    Examples
+    --------
+    >>> vt.get_metric("map").spec
+    'mean_ap'
     """
 
     needs_inside = False
 
-    def measure(self, place: Place) -> float:
-        values = place.inner(above_mean(place.map)[0])
-        ground = 1 - values if place.map.min() < place.map.max() else values
-        return average_precision(np.concatenate([ground, values]), np.concatenate([~place.inside, place.inside]))
+    def measure(self, located: LocatedMap) -> float:
+        values = located.inner(above_mean(located.map)[0])
+        background = 1 - values if located.map.min() < located.map.max() else values
+        return average_precision(
+            np.concatenate([background, values]), np.concatenate([~located.inside, located.inside])
+        )
 
 
 @register_metric(
@@ -153,59 +185,81 @@ class MeanAP(Localisation):
 )
 @dataclass
 class AveragePrecision(Localisation):
-    """Area under precision over recall of the map's values against the region, in steps; the mean over images.
+    r"""Area under precision over recall of the map's values against the region, in steps; the mean over images.
 
-    ``sum_g precision_g (recall_g - recall_{g-1})`` over groups of equal values, the largest first; token maps are
-    enlarged by ``nearest``. A constant map has the share of the region, as random ones have on average; no matter how
-    a map is shifted or scaled. Cost: no forwards.
+    .. math:: \sum_g \mathrm{precision}_g\, (\mathrm{recall}_g - \mathrm{recall}_{g-1})
+
+    Parameters
+    ----------
+    explain_class, score_class, region
+        See `Localisation`.
+    interpolation : str, default "nearest"
+        See `Localisation`.
+
+    Notes
+    -----
+    Over groups of equal values, the largest first. A constant map has the share of the region, as random ones have on
+    average; no matter how a map is shifted or scaled. Cost: no forwards.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", 2024.
+
+    Examples
+    --------
+    >>> vt.get_metric("average_precision").interpolation
+    'nearest'
     """
 
-    interpolation: str = field(default="nearest", kw_only=True)
+    interpolation: str = choice("nearest", "given", "bilinear", kw_only=True)
 
-    def measure(self, place: Place) -> float:
-        return average_precision(place.values, place.inside)
+    def measure(self, located: LocatedMap) -> float:
+        return average_precision(located.values, located.inside)
 
 
-_BINARISE = ("positive", "mean", "otsu", "quantile")
-_PRESETS: dict[str, dict[str, Any]] = {"var": {}, "var_text": {"kernel": 11}}
-_REGIONS: dict[str, Any] = {"family": "localisation", "papers": ("walter2025now",), "presets": _PRESETS}
+_REGIONS: dict[str, Any] = {
+    "family": "localisation",
+    "papers": ("walter2025now",),
+    "presets": {"var": {}, "var_text": {"kernel": 11}},
+}
 
 
 @dataclass
-class _Cut(Localisation):
-    """Shared by the four. ``binarise`` says what ``A`` is, ``kernel`` how wide the map is blurred before (1: not)."""
+class _Binarised(Localisation):
+    """Shared by the four."""
 
-    binarise: str = "positive"
-    kernel: int = 1
-    sigma: float = 2.0
+    binarise: str = choice("positive", "mean", "otsu", "quantile")
+    kernel: int = number(1, at_least=1)
+    sigma: float = number(2.0, at_least=1e-3)
 
     def check(self) -> None:
-        super().check()
-        check_choice("binarise", self.binarise, _BINARISE)
-        check_blur(self.kernel, self.sigma)
+        check_odd(self.kernel)
 
-    def _counts(self, place: Place) -> tuple[int, int, int]:
-        """Return the sizes of ``A and R``, ``A`` and ``R``."""
+    def measure(self, located: LocatedMap) -> float:
         if self.kernel > 1:
-            place = replace(place, map=blurred(place.map, self.kernel, self.sigma))
-        upper, inside = place.inner(binarised(place, self.binarise)), place.inside
-        return int((upper & inside).sum()), int(upper.sum()), int(inside.sum())
+            located = replace(located, map=blurred(located.map, self.kernel, self.sigma))
+        upper, inside = located.inner(binarised(located, self.binarise)), located.inside
+        return self.overlap(int((upper & inside).sum()), int(upper.sum()), int(inside.sum()))
+
+    def overlap(self, both: int, upper: int, region: int) -> float:
+        """Return the score from the sizes of ``A and R``, ``A`` and ``R``."""
+        raise NotImplementedError
 
 
-def binarised(place: Place, how: str) -> Array:
+def binarised(located: LocatedMap, binarise: str) -> Array:
     """Return where a map is in its upper part, ``[H, W]``.
 
     ``positive``: above 0. ``mean``: above its mean. ``otsu``: above the threshold that sets the two parts furthest
     apart. ``quantile``: at least the ``|R|``-th largest value. The first three look at the whole map.
     """
-    if how == "positive":
-        return np.asarray(place.map > 0)
-    if how == "mean":
-        return above_mean(place.map)[1]
-    if how == "otsu":
-        return np.asarray(place.map > otsu(place.map))
-    values, size = place.values, int(place.inside.sum())
-    return np.asarray(place.map >= np.partition(values, len(values) - size)[len(values) - size])
+    if binarise == "positive":
+        return np.asarray(located.map > 0)
+    if binarise == "mean":
+        return above_mean(located.map)[1]
+    if binarise == "otsu":
+        return np.asarray(located.map > otsu(located.map))
+    values, size = located.values, int(located.inside.sum())
+    return np.asarray(located.map >= np.partition(values, len(values) - size)[len(values) - size])
 
 
 def otsu(values: Array) -> float:
@@ -224,88 +278,180 @@ def otsu(values: Array) -> float:
 
 @register_metric("region_iou", aliases=("iou",), **_REGIONS)
 @dataclass
-class RegionIoU(_Cut):
-    """Intersection over union of the map's upper part and the region: ``|A and R| / |A or R|``.
+class RegionIoU(_Binarised):
+    r"""Intersection over union of the map's upper part and the region.
 
-    ``binarise``: ``positive`` (``a > 0``), ``mean``, ``otsu`` or ``quantile`` (the ``|R|`` largest). With ``kernel``
-    above 1 the positive part of the map is blurred before it is cut, by a Gaussian of ``kernel`` x ``kernel`` pixels
-    and deviation ``sigma``, as for ``region_attribution``. Empty ``A``: 0; the whole image: ``rho``. A threshold at 0
-    rewards zeroing pixels and nothing else. Cost: no forwards.
+    .. math:: \frac{|A \cap R|}{|A \cup R|}
+
+    Parameters
+    ----------
+    binarise : str, default "positive"
+        The upper part ``A``: values above 0, above the ``"mean"``, above the threshold of ``"otsu"``, or with
+        ``"quantile"`` the ``|R|`` largest.
+    kernel : int, default 1
+        Above 1, the positive part of the map is blurred first by a Gaussian of so many rows and columns.
+    sigma : float, default 2.0
+        The deviation of the Gaussian in pixels.
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+
+    Notes
+    -----
+    Empty ``A``: 0; the whole image: ``rho``. A threshold at 0 rewards zeroing pixels and nothing else. Cost: no
+    forwards.
+
+    References
+    ----------
+    Walter, Vreeken and Fischer, "Now you see Me! Attribution Distributions Reveal What is Truly Important for a
+    Prediction", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("iou@var_text").spec
+    'region_iou(kernel=11)'
     """
 
-    def measure(self, place: Place) -> float:
-        both, upper, region = self._counts(place)
-        return share(both, upper + region - both)
+    def overlap(self, both: int, upper: int, region: int) -> float:
+        return ratio(both, upper + region - both)
 
 
 @register_metric("region_precision", **_REGIONS)
 @dataclass
-class RegionPrecision(_Cut):
-    """Share of the map's upper part that lies in the region: ``|A and R| / |A|``.
+class RegionPrecision(_Binarised):
+    r"""Share of the map's upper part that lies in the region.
 
-    ``binarise`` and ``kernel`` as for ``region_iou``. Empty ``A``: 0; the whole image: ``rho``. Cost: no forwards.
+    .. math:: \frac{|A \cap R|}{|A|}
+
+    Parameters
+    ----------
+    binarise, kernel, sigma, explain_class, score_class, region, interpolation
+        As for `RegionIoU`.
+
+    Notes
+    -----
+    Empty ``A``: 0; the whole image: ``rho``. Cost: no forwards.
+
+    References
+    ----------
+    Walter, Vreeken and Fischer, "Now you see Me! Attribution Distributions Reveal What is Truly Important for a
+    Prediction", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("region_precision(binarise=mean)").binarise
+    'mean'
     """
 
-    def measure(self, place: Place) -> float:
-        both, upper, _ = self._counts(place)
-        return share(both, upper)
+    def overlap(self, both: int, upper: int, region: int) -> float:
+        return ratio(both, upper)
 
 
 @register_metric("region_recall", **_REGIONS)
 @dataclass
-class RegionRecall(_Cut):
-    """Share of the region that the map's upper part covers: ``|A and R| / |R|``.
+class RegionRecall(_Binarised):
+    r"""Share of the region that the map's upper part covers.
 
-    ``binarise`` and ``kernel`` as for ``region_iou``. Empty ``A``: 0; the whole image: 1. Cost: no forwards.
+    .. math:: \frac{|A \cap R|}{|R|}
+
+    Parameters
+    ----------
+    binarise, kernel, sigma, explain_class, score_class, region, interpolation
+        As for `RegionIoU`.
+
+    Notes
+    -----
+    Empty ``A``: 0; the whole image: 1. Cost: no forwards.
+
+    References
+    ----------
+    Walter, Vreeken and Fischer, "Now you see Me! Attribution Distributions Reveal What is Truly Important for a
+    Prediction", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("region_recall").num_forwards()
+    0
     """
 
-    def measure(self, place: Place) -> float:
-        both, _, region = self._counts(place)
-        return share(both, region)
+    def overlap(self, both: int, upper: int, region: int) -> float:
+        return ratio(both, region)
 
 
 @register_metric("region_f1", aliases=("f1",), **_REGIONS)
 @dataclass
-class RegionF1(_Cut):
-    """Harmonic mean of precision and recall of the map's upper part: ``2 |A and R| / (|A| + |R|)``.
+class RegionF1(_Binarised):
+    r"""Harmonic mean of precision and recall of the map's upper part.
 
-    ``binarise`` and ``kernel`` as for ``region_iou``. Empty ``A``: 0; the whole image: ``2 rho / (1 + rho)``. Cost: no
-    forwards.
+    .. math:: \frac{2\, |A \cap R|}{|A| + |R|}
+
+    Parameters
+    ----------
+    binarise, kernel, sigma, explain_class, score_class, region, interpolation
+        As for `RegionIoU`.
+
+    Notes
+    -----
+    Empty ``A``: 0; the whole image: ``2 rho / (1 + rho)``. Cost: no forwards.
+
+    References
+    ----------
+    Walter, Vreeken and Fischer, "Now you see Me! Attribution Distributions Reveal What is Truly Important for a
+    Prediction", 2025.
+
+    Examples
+    --------
+    >>> vt.get_metric("f1").spec
+    'region_f1'
     """
 
-    def measure(self, place: Place) -> float:
-        both, upper, region = self._counts(place)
-        return share(2 * both, upper + region)
+    def overlap(self, both: int, upper: int, region: int) -> float:
+        return ratio(2 * both, upper + region)
 
 
 @dataclass
-class _Top(Localisation):
+class _TopRanked(Localisation):
     """Shared by both: ``tie_breaking=expected`` is the mean over all orders of equal values, ``random`` one of them."""
 
-    tie_breaking: str = field(default="expected", kw_only=True)
-    seed: int = field(default=0, kw_only=True)
+    tie_breaking: str = choice("expected", "random", kw_only=True)
+    seed: int = number(0, at_least=0, kw_only=True)
 
-    def check(self) -> None:
-        super().check()
-        check_choice("tie_breaking", self.tie_breaking, ("expected", "random"))
-        check_at_least("seed", self.seed, 0)
-
-    def _hits(self, place: Place, count: int) -> float:
-        return top_hits(place.values, place.inside, count, self.tie_breaking, self.seed)
+    def _share(self, located: LocatedMap, count: int) -> float:
+        return top_hits(located.values, located.inside, count, self.tie_breaking, self.seed) / count
 
 
 @register_metric("relevance_rank", family="localisation", aliases=("rra",), papers=("arras2022clevr",))
 @dataclass
-class RelevanceRank(_Top):
-    """Relevance rank accuracy: of as many top-ranked pixels as the region has, the share that lies in it.
+class RelevanceRank(_TopRanked):
+    r"""Relevance rank accuracy: of as many top-ranked pixels as the region has, the share that lies in it.
 
-    ``|top-|R| and R| / |R|``. Equal values: ``tie_breaking=expected`` (the mean over all their orders) or ``random`` (a
-    key from ``seed``, the same for all maps). A constant map has ``rho``. Cost: no forwards.
+    .. math:: \frac{|\mathrm{top}_{|R|}(a) \cap R|}{|R|}
+
+    Parameters
+    ----------
+    explain_class, score_class, region, interpolation
+        See `Localisation`.
+    tie_breaking : str, default "expected"
+        Of equal values, the mean over all their orders, or with ``"random"`` the order of a seeded key.
+    seed : int, default 0
+        The seed of the key, which is the same for all maps.
+
+    Notes
+    -----
+    A constant map has the share of the region. Cost: no forwards.
+
+    References
+    ----------
+    Arras, Osman and Samek, "CLEVR-XAI: A Benchmark Dataset for the Ground Truth Evaluation of Neural Network
+    Explanations", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("rra(tie_breaking=random)").seed
+    0
     """
 
-    def measure(self, place: Place) -> float:
-        size = int(place.inside.sum())
-        return self._hits(place, size) / size
+    def measure(self, located: LocatedMap) -> float:
+        return self._share(located, int(located.inside.sum()))
 
 
 @register_metric(
@@ -316,110 +462,33 @@ class RelevanceRank(_Top):
     presets={"quantus": {"k": 1000}},
 )
 @dataclass
-class TopKIntersection(_Top):
-    """Share of the ``k`` top-ranked pixels that lie in the region.
+class TopKIntersection(_TopRanked):
+    r"""Share of the ``k`` top-ranked pixels that lie in the region.
 
-    Of all pixels where there are fewer than ``k``; at best ``|R| / k`` where the region is smaller. Ties as for
-    ``relevance_rank``; a constant map has ``rho``. Cost: no forwards.
+    .. math:: \frac{|\mathrm{top}_k(a) \cap R|}{k}
+
+    Parameters
+    ----------
+    k : int, default 1000
+        How many pixels, or all where there are fewer.
+    explain_class, score_class, region, interpolation, tie_breaking, seed
+        As for `RelevanceRank`.
+
+    Notes
+    -----
+    At best ``|R| / k`` where the region is smaller; a constant map has the share of the region. Cost: no forwards.
+
+    References
+    ----------
+    Theiner, Müller-Budack and Ewerth, "Interpretable Semantic Photo Geolocation", 2022.
+
+    Examples
+    --------
+    >>> vt.get_metric("top_k(k=100)").spec
+    'top_k_intersection(k=100)'
     """
 
-    k: int = 1000
+    k: int = number(1000, at_least=1)
 
-    def check(self) -> None:
-        super().check()
-        check_at_least("k", self.k, 1)
-
-    def measure(self, place: Place) -> float:
-        count = min(self.k, len(place.values))
-        return self._hits(place, count) / count
-
-
-@register_metric("localisation_auc", family="localisation", aliases=("auroc",), papers=("fawcett2006introduction",))
-@dataclass
-class LocalisationAUC(Localisation):
-    """Area under the ROC curve: how often a pixel of the region is above one outside, equal values being half.
-
-    A constant map, or chance, has 0.5. No score where the region is everything. Cost: no forwards.
-    """
-
-    def measure(self, place: Place) -> float:
-        hits, sizes = tie_groups(place.values, place.inside)
-        misses = sizes - hits
-        below = misses.sum() - np.cumsum(misses)
-        if not misses.sum():
-            return float("nan")
-        return float((hits * (below + misses / 2)).sum() / (hits.sum() * misses.sum()))
-
-
-@register_metric("shortcut", family="ground truth", builds_on=("geirhos2020shortcut",))
-@dataclass
-class Shortcut(Metric):
-    """Share of the positive attribution that lies on a known part: ``sum_part max(a, 0) / sum max(a, 0)``.
-
-    Higher: the map shows the part. That is good where the model is known to look there, as ``world-shortcut`` does at
-    the marker (Geirhos et al. 2020 on shortcuts), and says nothing where it does not look. The values are those of the
-    map at the pixels; ignored pixels count for nothing. A map without positive values scores 0. An image without the
-    part, or in which none of it is seen, has no score. Cost: no states.
-    """
-
-    part: str = "marker"
-
-    def check(self) -> None:
-        if not isinstance(self.part, str) or not self.part.strip():
-            raise SpecError(f"part={self.part!r} is not the name of a part")
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [AnnotationRequest("parts")]
-
-    def score(self, answers: Evaluation) -> Array:
-        maps = answers.values(self.explain_class, grid="pixel")
-        scores = np.full(len(maps), np.nan)
-        for place, (truth, values) in enumerate(zip(answers.annotations(), maps, strict=True)):
-            mask = truth.parts.get(self.part)
-            if mask is None or not np.any(mask) or np.isnan(values).any():
-                continue
-            mass = np.maximum(values, 0)
-            if truth.ignore is not None:
-                mass = np.where(truth.ignore, 0, mass)
-            total = mass.sum()
-            scores[place] = mass[np.asarray(mask, bool)].sum() / total if total > 0 else 0.0
-        return scores
-
-
-@register_metric("part_correlation", family="ground truth", builds_on=("hesse2023funnybirds",))
-@dataclass
-class PartCorrelation(Metric):
-    """Rank correlation between what a map gives to the known parts and what the model loses without each of them.
-
-    ``spearman(sum_part a, v(x) - v(x without the part))`` over the parts that are seen, at least ``least`` of them; the
-    part's pixels are replaced by the substrate, ``v`` is the ``logit`` of the scored class or its ``log_probability``.
-    Higher is better. FunnyBirds' single deletion (Hesse et al. 2023) does the same with parts that are rendered away.
-    0 where the map gives all parts the same; an image with fewer parts has no score. Cost: a forward per part and
-    image, shared by all methods.
-    """
-
-    baseline: str = "mean_channel"
-    output: str = "logit"
-    least: int = 3
-
-    def check(self) -> None:
-        check_baseline(self.baseline)
-        check_choice("output", self.output, ("logit", "log_probability"))
-        check_at_least("least", self.least, 2)
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return [AnnotationRequest("parts"), WithoutParts(self.baseline)]
-
-    def score(self, answers: Evaluation) -> Array:
-        maps = answers.values(self.explain_class, grid="pixel")
-        clean = answers.clean_logit if self.output == "logit" else answers.clean
-        whole = clean(self.score_class, self.explain_class)
-        rows = answers.without(WithoutParts(self.baseline), self.score_class, self.explain_class, self.output)
-        scores = np.full(len(maps), np.nan)
-        for place, (truth, values, left) in enumerate(zip(answers.annotations(), maps, rows, strict=True)):
-            if len(left) < self.least or np.isnan(values).any():
-                continue
-            given = np.array([values[np.asarray(truth.parts[name], bool)].sum() for name in left])
-            lost = np.array([whole[place] - value for value in left.values()])
-            scores[place] = spearman(given[None, None], lost[None, None])[0]
-        return scores
+    def measure(self, located: LocatedMap) -> float:
+        return self._share(located, min(self.k, len(located.values)))

@@ -1,7 +1,7 @@
 """How alike two maps are: rank and linear correlation, cosine, structural similarity; and CKA for whole sets of maps.
 
 All take two stacks of maps ``[B, h, w]`` and return one number per pair, ``[B]``, from -1 to 1. A map that is constant
-or not finite is like no other: its similarity is 0, and ``dead`` finds it.
+or not finite is like no other: its similarity is 0, and it is ``dead``.
 """
 
 from __future__ import annotations
@@ -14,22 +14,6 @@ import torch
 from vitreous.errors import MapError
 from vitreous.methods.combinators import mean_ranks
 from vitreous.metrics.curves import Array
-from vitreous.registry import check_choice
-
-__all__ = [
-    "SIMILARITIES",
-    "abs_spearman",
-    "check_similarity",
-    "cka",
-    "cosine",
-    "dead",
-    "gaussian",
-    "pearson",
-    "rank_correlation",
-    "similarity",
-    "spearman",
-    "ssim",
-]
 
 _WINDOW, _SIGMA = 11, 1.5
 _TINY = np.finfo(np.float64).tiny
@@ -74,7 +58,7 @@ def ssim(one: Array, other: Array) -> Array:
 
 
 def _ssim(one: Array, other: Array) -> Array:
-    a, b = (_scaled(each) for each in (one, other))
+    a, b = _scaled(one), _scaled(other)
     mean_a, mean_b = _window(a), _window(b)
     variances = _window(a * a) - mean_a**2 + _window(b * b) - mean_b**2
     covariance = _window(a * b) - mean_a * mean_b
@@ -93,13 +77,8 @@ SIMILARITIES: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def check_similarity(by: str) -> None:
-    """Refuse a similarity that is not known."""
-    check_choice("similarity", by, tuple(SIMILARITIES))
-
-
 def similarity(by: str, one: Array, other: Array) -> Array:
-    """Return the similarity of maps ``one`` with those made again; NaN where ``one`` was left out (NaN everywhere)."""
+    """Return the similarity of maps ``one`` with ``other``; NaN where ``one`` was left out (NaN everywhere)."""
     if one.shape != other.shape:
         raise MapError(f"maps of {list(one.shape)} cannot be compared with maps of {list(other.shape)}")
     return np.where(np.isnan(one).all(axis=(1, 2)), np.nan, SIMILARITIES[by](one, other))
@@ -118,16 +97,16 @@ def cka(one: Array, other: Array, weights: Array | None = None) -> Array:
     for all images, from 0 to 1; with fewer images than places it is too high. ``weights`` ``[r, n]`` count every image
     so often. NaN where fewer than two images have both maps, or where all maps of one set are the same.
     """
-    rows = [each.reshape(len(each), -1).astype(np.float64) for each in (one, other)]
-    there = np.asarray(np.isfinite(np.concatenate(rows, axis=1)).all(axis=1))
-    counts = (np.ones((1, len(there))) if weights is None else weights)[:, there]
+    rows = [maps.reshape(len(maps), -1).astype(np.float64) for maps in (one, other)]
+    valid = np.asarray(np.isfinite(np.concatenate(rows, axis=1)).all(axis=1))
+    counts = (np.ones((1, len(valid))) if weights is None else weights)[:, valid]
+    undefined = np.full(len(counts), np.nan)
     if counts.shape[1] < 2:
-        return np.full(len(counts), np.nan)
-    x, y = (each @ each.T for each in (row[there] - row[there].mean(axis=0) for row in rows))
+        return undefined
+    x, y = (centred @ centred.T for centred in (row[valid] - row[valid].mean(axis=0) for row in rows))
     bottom = np.sqrt(np.maximum(_aligned(counts, x, x) * _aligned(counts, y, y), 0))
     rounding = 1e-12 * np.linalg.norm(x) * np.linalg.norm(y)
-    found = np.divide(_aligned(counts, x, y), bottom, out=np.full(len(counts), np.nan), where=bottom > rounding)
-    return np.asarray(found)
+    return np.asarray(np.divide(_aligned(counts, x, y), bottom, out=undefined, where=bottom > rounding))
 
 
 def _aligned(counts: Array, one: Array, other: Array) -> Array:
@@ -135,24 +114,24 @@ def _aligned(counts: Array, one: Array, other: Array) -> Array:
     total = np.maximum(counts.sum(axis=1), 1)[:, None]
     a, b = (counts @ gram / total for gram in (one, other))
     products = (counts @ (one * other)) * counts
-    whole = (counts * a).sum(axis=1) * (counts * b).sum(axis=1)
-    return np.asarray((products - 2 * total * counts * a * b).sum(axis=1) + whole)
+    means = (counts * a).sum(axis=1) * (counts * b).sum(axis=1)
+    return np.asarray((products - 2 * total * counts * a * b).sum(axis=1) + means)
 
 
-def gaussian(maps: Array, reach: int, sigma: float, border: str) -> Array:
+def gaussian_blur(maps: Array, reach: int, sigma: float, border: str) -> Array:
     """Return maps ``[B, h, w]`` under a Gaussian that is cut off at ``reach``; ``border`` as in ``numpy.pad``."""
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     weights /= weights.sum()
     for axis in (1, 2):
-        wide = np.pad(maps, [(reach, reach) if each == axis else (0, 0) for each in range(3)], mode=border)  # type: ignore[call-overload]
-        length = maps.shape[axis]
-        maps = sum(w * np.take(wide, range(at, at + length), axis=axis) for at, w in enumerate(weights))
+        pads = [(reach, reach) if axis == padded else (0, 0) for padded in range(3)]
+        larger, length = np.pad(maps, pads, mode=border), maps.shape[axis]  # type: ignore[call-overload]
+        maps = sum(w * np.take(larger, range(at, at + length), axis=axis) for at, w in enumerate(weights))
     return maps
 
 
 def _window(maps: Array) -> Array:
     """SSIM's window, or the largest odd one that fits, borders reflected with their outermost value."""
-    return gaussian(maps, (min(_WINDOW, *maps.shape[1:]) - 1) // 2, _SIGMA, "symmetric")
+    return gaussian_blur(maps, (min(_WINDOW, *maps.shape[1:]) - 1) // 2, _SIGMA, "symmetric")
 
 
 def _ranks(maps: Array) -> Array:
@@ -160,11 +139,11 @@ def _ranks(maps: Array) -> Array:
 
 
 def _correlation(one: Array, other: Array) -> Array:
-    return _cosine(*(each - each.mean(axis=(1, 2), keepdims=True) for each in (one, other)))
+    return _cosine(*(maps - maps.mean(axis=(1, 2), keepdims=True) for maps in (one, other)))
 
 
 def _cosine(one: Array, other: Array) -> Array:
-    one, other = (each / np.maximum(np.abs(each).max(axis=(1, 2), keepdims=True), _TINY) for each in (one, other))
+    one, other = (maps / np.maximum(np.abs(maps).max(axis=(1, 2), keepdims=True), _TINY) for maps in (one, other))
     products = [(a * b).sum(axis=(1, 2)) for a, b in ((one, other), (one, one), (other, other))]
     sizes = np.sqrt(products[1] * products[2])
     return np.asarray(np.divide(products[0], sizes, out=np.zeros(len(one)), where=sizes > 0))
@@ -176,9 +155,9 @@ def _scaled(maps: Array) -> Array:
 
 
 def _compared(formula: Callable[[Array, Array], Array], one: Array, other: Array) -> Array:
-    """Return what a formula says about two maps that are alive, and 0 for all others."""
+    """Return the value of a formula where neither map is dead, and 0 elsewhere."""
     alive = ~(dead(one) | dead(other))
-    found = np.zeros(len(one))
+    values = np.zeros(len(one))
     if alive.any():
-        found[alive] = formula(*(np.asarray(each[alive], np.float64) for each in (one, other)))
-    return found
+        values[alive] = formula(*(np.asarray(maps[alive], np.float64) for maps in (one, other)))
+    return values

@@ -1,9 +1,10 @@
-"""Faithfulness by random subsets: is what the model loses what the map says it should?
+"""Faithfulness by subsets: is what the model loses what the map says it should?
 
-Random subsets ``S`` of the patches are removed, drawn from the image's content. They know no map, so all methods share
-their forwards, and all metrics that ask for subsets of the same size. ``f(x) - f(x \\ S)`` is what the model loses, and
-the sum of the map over ``S`` what it should lose; pixel maps are summed into patches first. With ``unit=token`` the
-patches leave the sequence instead of turning into the substrate.
+Random subsets ``S`` of the patches are removed, drawn from the image's content. They do not depend on a map, so all
+methods share their forwards, and all metrics that request subsets of the same size. ``d = f(x) - f(x \\ S)`` is what
+the model loses, and ``s``, the sum of the map over ``S``, what it should lose; pixel maps are summed into patches
+first. With ``unit=token`` the patches leave the sequence instead of turning into the baseline. Annotated parts of an
+image are subsets too.
 
 A correlation is undefined where all sums, or all losses, are equal: it counts as 0 (``undefined=zero``), or leaves the
 image without a score (``undefined=exclude``). Subsets of one size have equal sums on any constant map.
@@ -14,198 +15,230 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from vitreous.errors import SpecError, VitreousError
-from vitreous.metrics.base import Metric, register_metric
-from vitreous.metrics.baselines import DROP, SUBSTRATES, baseline_images, check_baseline
+from vitreous.errors import SpecError
+from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
+from vitreous.metrics.baselines import BASELINES, DROP
 from vitreous.metrics.curves import Array, Curve
+from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.perturb import ImageShape
 from vitreous.metrics.ranking import patched
-from vitreous.metrics.requests import Images, ImageShape, Masks, Measured, RandomMasks, Request
+from vitreous.metrics.requests import AnnotationRequest, Images, Masks, Measured, RandomMasks, Request, WithoutParts
 from vitreous.metrics.similarity import dead, pearson, spearman
 from vitreous.models import Preprocess, VisionModel
-from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing.prng import PRNGKey
 
-if TYPE_CHECKING:
-    from vitreous.metrics.evaluation import Evaluation
-
-__all__ = ["FaithfulnessCorrelation", "Infidelity", "MuFidelity", "RandomCells", "SensitivityN"]
-
-_SUBSTRATE = "mean_channel"
-_UNDEFINED = ("zero", "exclude")
+_BASELINE = "mean_channel"
 
 
 @dataclass(frozen=True)
 class RandomCells:
-    """Masks in which every cell of a grid goes with the same probability, drawn for every image by its content."""
+    """Masks in which every cell of a grid is removed with the same probability, drawn for every image by its
+    content."""
 
-    count: int
+    n: int
     probability: float
     cells: tuple[int, int]
 
-    def __call__(self, draws: PRNGKey, image_shape: ImageShape) -> Tensor:
-        return draws.uniform(self.count, *self.cells) < self.probability
+    def __call__(self, key: PRNGKey, image_shape: ImageShape) -> Tensor:
+        return key.uniform(self.n, *self.cells) < self.probability
 
 
 @dataclass(frozen=True)
-class _Bare:
-    """Makes the bare substrate of an image, one that depends on the image alone."""
+class _FullyRemoved:
+    """Makes the baseline of an image, one that depends on the image alone."""
 
     baseline: str
 
-    def __call__(self, inputs: Tensor, preprocess: Preprocess, draws: PRNGKey) -> Tensor:
-        return baseline_images(self.baseline, inputs, preprocess, 0).expand_as(inputs)[:, None]
+    def __call__(self, inputs: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
+        return BASELINES[self.baseline].make(inputs, preprocess, 0).expand_as(inputs)[:, None]
 
 
-def _removed(model: VisionModel, inputs: Tensor, made: Tensor) -> Tensor:
+def _difference(model: VisionModel, inputs: Tensor, others: Tensor) -> Tensor:
     """Return what removing each pixel takes away, the mean over channels, ``[B, H * W]``."""
-    return (inputs - made[:, 0]).mean(dim=1).flatten(1)
+    return (inputs - others[:, 0]).mean(dim=1).flatten(1)
 
 
 @dataclass
 class _Subsets(Metric):
-    """Shared by all: what the model loses under some masks, in logits or probabilities."""
+    """Shared by all: what the model loses under random masks."""
 
-    subsets: int = 128
-    baseline: str = _SUBSTRATE
-    output: str = "logit"
-
-    def check(self) -> None:
-        check_at_least("subsets", self.subsets, 2)
-        check_baseline(self.baseline)
-        check_choice("output", self.output, ("logit", "probability"))
-
-    def _losses(self, answers: Evaluation, need: Masks) -> Array:
-        """Return ``f(x) - f(x without each mask)``, ``[B, count]``."""
-        if self.output == "logit":
-            clean, left = (
-                answers.clean_logit(self.score_class, self.explain_class),
-                answers.logit(need, self.explain_class, self.score_class),
-            )
-        else:
-            clean = np.exp(answers.clean(self.score_class, self.explain_class))
-            left = np.exp(answers.log_probability(need, self.explain_class, self.score_class))
-        return np.asarray(clean[:, None] - left)
+    subsets: int = number(128, at_least=2)
+    baseline: str = baseline_name(_BASELINE)
+    output: str = choice("logit", "probability")
 
 
 @dataclass
 class _Patches(_Subsets):
     """Shared by subsets of patches, each of an exact size."""
 
-    unit: str = "pixel"
+    unit: str = choice("pixel", "token")
 
     def check(self) -> None:
-        super().check()
-        check_choice("unit", self.unit, ("pixel", "token"))
-        if self.unit == "token" and self.baseline != _SUBSTRATE:
-            raise SpecError(f"unit=token paints nothing: baseline={self.baseline} has no meaning")
-
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        return self._masks(image_shape)
+        if self.unit == "token" and self.baseline != _BASELINE:
+            raise SpecError(f"unit=token replaces no pixel: baseline={self.baseline} has no meaning")
 
     def _sizes(self, patches: int) -> Sequence[float]:
         """Return how many patches the subsets hold."""
-        raise VitreousError(f"{self.info.name} must say how large its subsets are")
+        raise NotImplementedError
 
-    def _masks(self, image_shape: ImageShape) -> list[Masks]:
-        """Return one need for each size, the smallest first."""
-        patches, baseline = image_shape.size("token"), DROP if self.unit == "token" else self.baseline
-        counts = sorted({min(max(1, round(size)), patches - 1) for size in self._sizes(patches)})
-        return [Masks(baseline, RandomMasks(self.subsets, k / patches), self.subsets, self.unit) for k in counts]
+    def _masks(self, image_shape: ImageShape) -> dict[str, Masks]:
+        """Return one request for each size, the smallest first."""
+        patches, removed = image_shape.num_tokens, DROP if self.unit == "token" else self.baseline
+        sizes = sorted({min(max(1, round(size)), patches - 1) for size in self._sizes(patches)})
+        return {
+            f"{size} patches": Masks(removed, RandomMasks(self.subsets, size / patches), self.subsets, self.unit)
+            for size in sizes
+        }
+
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return self._masks(image_shape)
 
 
 @dataclass
 class _Correlation(_Patches):
     """Shared by both Pearson correlations: one for each size, and their mean."""
 
-    undefined: str = "zero"
+    undefined: str = choice("zero", "exclude")
     x_axis = "share of patches in a subset"
 
-    def check(self) -> None:
-        super().check()
-        check_choice("undefined", self.undefined, _UNDEFINED)
+    def score(self, evaluation: Evaluation) -> Array:
+        return np.asarray(self.curves(evaluation)["correlation"].y.mean(axis=1))
 
-    def score(self, answers: Evaluation) -> Array:
-        return np.asarray(self.curves(answers)["correlation"].y.mean(axis=1))
-
-    def curves(self, answers: Evaluation) -> Mapping[str, Curve]:
-        needs = self._masks(answers.image_shape)
-        values = answers.values(self.explain_class, "token")
+    def curves(self, evaluation: Evaluation) -> Mapping[str, Curve]:
+        values = evaluation.maps("token")
         values = values - values.min(axis=(1, 2), keepdims=True)  # at one size no difference, but no rounding either
-        found = [
-            _defined(pearson, _sums(answers, need, values), self._losses(answers, need), self.undefined)
-            for need in needs
+        correlations = [
+            _defined(pearson, _sums(evaluation, name, values), evaluation.loss(name, self.output), self.undefined)
+            for name in evaluation.requests
         ]
-        shares = np.array([answers.masks(need)[0, 0].mean() for need in needs])
-        return {"correlation": Curve(shares, np.stack(found, axis=1))}
+        shares = np.array([evaluation.masks(name)[0, 0].mean() for name in evaluation.requests])
+        return {"correlation": Curve(shares, np.stack(correlations, axis=1))}
 
 
 @register_metric("infidelity", family="faithfulness", papers=("yeh2019fidelity",))
 @dataclass
 class Infidelity(_Patches):
-    """Mean over subsets of ``(sum of the map over S - loss)^2``, the map scaled as fits best.
+    r"""Mean squared difference of what the map says a subset is worth and what the model loses without it.
 
-    ``min_b E[(b s - d)^2] = E[d^2] - E[s d]^2 / E[s^2]`` with sums s and losses d; ``normalise=false`` takes the map as
-    it is (b = 1), and grows with the square of its values. A zero map has ``E[d^2]``. ``reading=removed``: the map
-    holds contributions, so ``I^T a`` is their sum over ``S``, and ``a = w (x - b)`` of a linear model scores 0.
-    ``reading=product``: it holds slopes, and ``I^T a`` sums ``a`` times the mean over channels of ``x - b``. Lower is
-    better. Cost: ``subsets`` forwards for each size and image, none per map.
+    .. math:: \min_\beta \mathbb{E}_S\big[(\beta s - d)^2\big]
+        = \mathbb{E}[d^2] - \frac{\mathbb{E}[s d]^2}{\mathbb{E}[s^2]}
+
+    Parameters
+    ----------
+    subsets : int, default 128
+        How many subsets of each size are drawn.
+    baseline : str, default "mean_channel"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    output : str, default "logit"
+        Of what the model loses: the scored class's logit, or its ``"probability"``.
+    unit : str, default "pixel"
+        Remove the patches' pixels, or with ``"token"`` the tokens from the sequence.
+    sizes : str, default "5,10,20,40"
+        Sizes of the subsets, in percent of the patches.
+    normalise : bool, default True
+        Scale the map as fits best; otherwise ``beta`` is 1, and the score grows with the square of the map's values.
+    reading : str, default "removed"
+        The map holds contributions, so that ``s`` is their sum over ``S`` and ``a = w (x - b)`` of a linear model
+        scores 0; with ``"product"`` it holds slopes, and ``s`` sums ``a`` times the mean over channels of ``x - b``.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Lower is better. A zero map has ``E[d^2]``. Cost: ``subsets`` forwards for each size and image, none per map.
+
+    References
+    ----------
+    Yeh et al., "On the (In)fidelity and Sensitivity of Explanations", 2019.
+
+    Examples
+    --------
+    >>> metric = vt.get_metric("infidelity(subsets=16)")
+    >>> metric.num_forwards(), metric.num_shared_forwards()
+    (0, 64)
     """
 
     higher_is_better = False
     sizes: str = "5,10,20,40"
     normalise: bool = True
-    reading: str = "removed"
+    reading: str = choice("removed", "product")
 
     def check(self) -> None:
         super().check()
         _percentages(self.sizes)
-        check_choice("reading", self.reading, ("removed", "product"))
-        known = SUBSTRATES[self.baseline]
-        if self.reading == "product" and (self.unit == "token" or known.random or known.imputes):
-            what = "unit=token" if self.unit == "token" else f"baseline={self.baseline}"
-            raise SpecError(f"reading=product needs the difference of two pictures, and {what} has none to offer")
+        random = BASELINES[self.baseline].random or BASELINES[self.baseline].imputes
+        if self.reading == "product" and (self.unit == "token" or random):
+            setting = "unit=token" if self.unit == "token" else f"baseline={self.baseline}"
+            raise SpecError(f"reading=product needs the difference of two images, and {setting} has none to offer")
 
     def _sizes(self, patches: int) -> Sequence[float]:
         return [share * patches / 100 for share in _percentages(self.sizes)]
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Request]:
-        masks = super().requests(image_shape)
-        return masks if self.reading == "removed" else [*masks, self._difference()]
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        masks = self._masks(image_shape)
+        if self.reading == "removed":
+            return masks
+        bare = Images(f"bare {self.baseline}", _FullyRemoved(self.baseline), 1)
+        return {**masks, "difference": Measured(bare, _difference)}
 
-    def score(self, answers: Evaluation) -> Array:
-        values, image_shape = answers.values(self.explain_class, "token"), answers.image_shape
+    def score(self, evaluation: Evaluation) -> Array:
+        values, image_shape = evaluation.maps("token"), evaluation.image_shape
         if self.reading == "product":
-            taken = answers.measured(self._difference()).reshape(-1, *image_shape.pixels)
-            values = patched(answers.values(self.explain_class, "pixel") * taken, image_shape.tokens)
-        needs = self._masks(image_shape)
-        sums = np.concatenate([_sums(answers, need, values) for need in needs], axis=1)
-        losses = np.concatenate([self._losses(answers, need) for need in needs], axis=1)
+            difference = evaluation.numbers("difference").reshape(-1, *image_shape.pixels)
+            values = patched(evaluation.maps("pixel") * difference, image_shape.tokens)
+        names = list(self._masks(image_shape))
+        sums = np.concatenate([_sums(evaluation, name, values) for name in names], axis=1)
+        losses = np.concatenate([evaluation.loss(name, self.output) for name in names], axis=1)
         if not self.normalise:
             return np.asarray(((sums - losses) ** 2).mean(axis=1))
         squares, products = (sums**2).mean(axis=1), (sums * losses).mean(axis=1)
         scale = np.divide(products, squares, out=np.zeros(len(sums)), where=squares != 0)
         return np.asarray(((scale[:, None] * sums - losses) ** 2).mean(axis=1))
 
-    def _difference(self) -> Measured:
-        return Measured(Images(f"bare {self.baseline}", _Bare(self.baseline), 1), _removed)
-
 
 @register_metric("faithfulness_correlation", family="faithfulness", papers=("bhatt2020evaluating",))
 @dataclass
 class FaithfulnessCorrelation(_Correlation):
-    """Pearson correlation, over subsets of one size, of the map's sum and the loss; the mean over the sizes.
+    r"""Pearson correlation, over subsets of one size, of the map's sum and the loss; the mean over the sizes.
 
-    Sizes are percentages of the patches. Bhatt et al. take one size, on features of any kind; across sizes the number
-    removed would correlate by itself. Higher is better, from -1 to 1. Cost: ``subsets`` forwards for each size and
-    image, none per map; those of ``infidelity``.
+    .. math:: \mathrm{corr}_{|S| = k}\Big(\sum_{i \in S} a_i,\; P(x) - P(x \setminus S)\Big)
+
+    Parameters
+    ----------
+    subsets, baseline
+        As for `Infidelity`.
+    output : str, default "probability"
+        Of what the model loses: the scored class's probability, or its ``"logit"``.
+    unit : str, default "pixel"
+        As for `Infidelity`.
+    undefined : str, default "zero"
+        What a correlation is where all sums or losses are equal: 0, or with ``"exclude"`` no score.
+    sizes : str, default "5,10,20,40"
+        As for `Infidelity`.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    From -1 to 1. Bhatt et al. take one size, on features of any kind; across sizes the number removed would correlate
+    by itself. Cost: ``subsets`` forwards for each size and image, none per map; those of ``infidelity``.
+
+    References
+    ----------
+    Bhatt, Weller and Moura, "Evaluating and Aggregating Feature-based Model Explanations", 2020.
+
+    Examples
+    --------
+    >>> vt.get_metric("faithfulness_correlation(sizes='20')").num_shared_forwards()
+    128
     """
 
-    output: str = "probability"
+    output: str = choice("probability", "logit")
     sizes: str = "5,10,20,40"
 
     def check(self) -> None:
@@ -219,59 +252,211 @@ class FaithfulnessCorrelation(_Correlation):
 @register_metric("sensitivity_n", family="faithfulness", papers=("ancona2018towards",))
 @dataclass
 class SensitivityN(_Correlation):
-    """Pearson correlation of the map's sum over ``n`` patches and the loss, as ``n`` grows; the mean of the curve.
+    r"""Pearson correlation of the map's sum over ``n`` patches and the loss, the mean over growing ``n``.
 
-    ``steps`` sizes from 1 to 80 % of the patches in equal ratios, 100 subsets each. A linear model's own contributions
-    score 1 at every ``n``. Higher is better. Cost: ``steps * subsets`` forwards per image, none per map.
+    .. math:: \mathrm{corr}_{|S| = n}\Big(\sum_{i \in S} a_i,\; f(x) - f(x \setminus S)\Big)
+
+    Parameters
+    ----------
+    subsets : int, default 100
+        How many subsets of each size are drawn.
+    baseline, output, unit
+        As for `Infidelity`.
+    undefined : str, default "zero"
+        As for `FaithfulnessCorrelation`.
+    steps : int, default 10
+        How many sizes there are, from 1 to 80 % of the patches in equal ratios.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    From -1 to 1. A linear model's own contributions score 1 at every ``n``. Cost: ``steps * subsets`` forwards per
+    image, none per map.
+
+    References
+    ----------
+    Ancona et al., "Towards better understanding of gradient-based attribution methods for Deep Neural Networks", 2018.
+
+    Examples
+    --------
+    >>> vt.get_metric("sensitivity_n").num_shared_forwards()
+    1000
     """
 
-    subsets: int = 100
-    steps: int = 10
-
-    def check(self) -> None:
-        super().check()
-        check_at_least("steps", self.steps, 1)
+    subsets: int = number(100, at_least=2)
+    steps: int = number(10, at_least=1)
 
     def _sizes(self, patches: int) -> Sequence[float]:
-        return [float(each) for each in np.geomspace(1, max(1.0, 0.8 * patches), self.steps)]
+        sizes: list[float] = np.geomspace(1, max(1.0, 0.8 * patches), self.steps).tolist()
+        return sizes
 
 
 @register_metric("mu_fidelity", family="faithfulness", papers=("fel2022xplique", "bhatt2020evaluating"))
 @dataclass
 class MuFidelity(_Subsets):
-    """Spearman correlation of the map's sum over random cells and the loss, on a grid of 9 x 9 over the picture.
+    r"""Spearman correlation of the map's sum over random cells and the loss.
 
-    Every cell goes with probability ``share``, so the number of cells varies and counts: a constant map scores what
-    their number does, a zero map 0. Maps are enlarged to the pixels and summed into cells. Higher is better. Cost:
-    ``subsets`` forwards per image, none per map.
+    .. math:: \rho_S\Big(\sum_{i \in S} a_i,\; f(x) - f(x \setminus S)\Big)
+
+    Parameters
+    ----------
+    subsets : int, default 200
+        How many subsets are drawn.
+    baseline : str, default "zero_norm"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    output : str, default "logit"
+        As for `Infidelity`.
+    cells : int, default 9
+        Rows and columns of the grid over the image.
+    share : float, default 0.2
+        The probability with which every cell is removed.
+    undefined : str, default "zero"
+        As for `FaithfulnessCorrelation`.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    The number of cells varies and counts: a constant map scores what their number does, a zero map 0. Maps are enlarged
+    to the pixels and summed into cells. Cost: ``subsets`` forwards per image, none per map.
+
+    References
+    ----------
+    Fel et al., "Xplique: A Deep Learning Explainability Toolbox", 2022.
+
+    Examples
+    --------
+    >>> vt.evaluate(model, images[:1], "ixg", "mu_fidelity(subsets=8)", n_bootstrap=10, controls=False).metrics
+    ('mu_fidelity(subsets=8)',)
     """
 
-    subsets: int = 200
-    baseline: str = "zero_norm"
-    cells: int = 9
+    subsets: int = number(200, at_least=2)
+    baseline: str = baseline_name("zero_norm")
+    cells: int = number(9, at_least=2)
     share: float = 0.2
-    undefined: str = "zero"
+    undefined: str = choice("zero", "exclude")
 
     def check(self) -> None:
-        super().check()
-        check_choice("undefined", self.undefined, _UNDEFINED)
-        check_at_least("cells", self.cells, 2)
         if not 0 < self.share < 1:
             raise SpecError(f"share={self.share:g} must lie between 0 and 1")
 
-    def requests(self, image_shape: ImageShape) -> Sequence[Masks]:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         draw = RandomCells(self.subsets, self.share, (self.cells, self.cells))
-        return [Masks(self.baseline, draw, self.subsets)]
+        return {"cells": Masks(self.baseline, draw, self.subsets)}
 
-    def score(self, answers: Evaluation) -> Array:
-        (need,) = self.requests(answers.image_shape)
-        fine = answers.values(self.explain_class, "pixel")
-        down, across = (_membership(side, self.cells) for side in answers.image_shape.pixels)
-        values = down @ fine @ across.T
+    def score(self, evaluation: Evaluation) -> Array:
+        rows, columns = (_membership(side, self.cells) for side in evaluation.image_shape.pixels)
+        values = rows @ evaluation.maps("pixel") @ columns.T
         size = np.abs(values).sum(axis=(1, 2), keepdims=True)
         values = np.divide(values, size, out=np.zeros_like(values), where=size != 0)
-        sums = _sums(answers, need, values).round(12)  # the order of summation makes no ranks
-        return _defined(spearman, sums, self._losses(answers, need), self.undefined)
+        sums = _sums(evaluation, "cells", values).round(12)  # the order of summation makes no ranks
+        return _defined(spearman, sums, evaluation.loss("cells", self.output), self.undefined)
+
+
+@register_metric("part_correlation", family="ground truth", builds_on=("hesse2023funnybirds",))
+@dataclass
+class PartCorrelation(Metric):
+    r"""Rank correlation of what a map gives to the annotated parts and what the model loses without each of them.
+
+    .. math:: \rho_p\Big(\sum_{i \in p} a_i,\; f(x) - f(x \setminus p)\Big)
+
+    Parameters
+    ----------
+    baseline : str, default "mean_channel"
+        What stands where pixels are removed: one of ``vitreous.metrics.BASELINES``.
+    output : str, default "logit"
+        Of what the model loses: the scored class's logit, or its ``"log_probability"``.
+    least : int, default 3
+        How many parts an image must show to have a score.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    0 where the map gives all parts the same. FunnyBirds' single deletion does the same with parts that are rendered
+    away. Cost: a forward per part and image, shared by all methods.
+
+    References
+    ----------
+    Builds on Hesse, Schaub-Meyer and Roth, "FunnyBirds: A Synthetic Vision Dataset for a Part-Based Analysis of
+    Explainable AI Methods", 2023.
+
+    Examples
+    --------
+    >>> vt.get_metric("part_correlation").annotation_kinds
+    ('parts',)
+    """
+
+    baseline: str = baseline_name("mean_channel")
+    output: str = choice("logit", "log_probability")
+    least: int = number(3, at_least=2)
+
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"parts": WithoutParts(self.baseline)}
+
+    def score(self, evaluation: Evaluation) -> Array:
+        maps, losses = evaluation.maps("pixel"), evaluation.loss_without_parts("parts", self.output)
+        scores = np.full(len(maps), np.nan)
+        for image, (annotation, values, loss) in enumerate(zip(evaluation.annotations, maps, losses, strict=True)):
+            if len(loss) >= self.least and not np.isnan(values).any():
+                sums = np.array([values[np.asarray(annotation.parts[name], bool)].sum() for name in loss])
+                scores[image] = spearman(sums[None, None], np.array(list(loss.values()))[None, None])[0]
+        return scores
+
+
+@register_metric("shortcut", family="ground truth", builds_on=("geirhos2020shortcut",))
+@dataclass
+class Shortcut(Metric):
+    r"""Share of the positive attribution that lies on an annotated part.
+
+    .. math:: \frac{\sum_{p \in \mathrm{part}} \max(0, a_p)}{\sum_p \max(0, a_p)}
+
+    Parameters
+    ----------
+    part : str, default "marker"
+        The name of the part.
+    explain_class, score_class : str
+        See `Metric`.
+
+    Notes
+    -----
+    Higher: the map shows the part. That is good where the model is known to look there, as ``world-shortcut`` does at
+    the marker, and says nothing where it does not look. Ignored pixels count for nothing. A map without positive values
+    scores 0; an image without the part, or in which none of it is visible, has no score. Cost: no forwards.
+
+    References
+    ----------
+    Builds on Geirhos et al., "Shortcut Learning in Deep Neural Networks", 2020.
+
+    Examples
+    --------
+    >>> vt.get_metric("shortcut").annotation_kinds
+    ('parts',)
+    """
+
+    part: str = "marker"
+
+    def check(self) -> None:
+        if not isinstance(self.part, str) or not self.part.strip():
+            raise SpecError(f"part={self.part!r} is not the name of a part")
+
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        return {"parts": AnnotationRequest("parts")}
+
+    def score(self, evaluation: Evaluation) -> Array:
+        maps = evaluation.maps("pixel")
+        scores = np.full(len(maps), np.nan)
+        for image, (annotation, values) in enumerate(zip(evaluation.annotations, maps, strict=True)):
+            mask = annotation.parts.get(self.part)
+            if mask is None or not np.any(mask) or np.isnan(values).any():
+                continue
+            mass = np.maximum(values, 0)
+            if annotation.ignore is not None:
+                mass = np.where(annotation.ignore, 0, mass)
+            total = mass.sum()
+            scores[image] = mass[np.asarray(mask, bool)].sum() / total if total > 0 else 0.0
+        return scores
 
 
 def _percentages(sizes: str) -> list[float]:
@@ -285,22 +470,22 @@ def _percentages(sizes: str) -> list[float]:
     return shares
 
 
-def _sums(answers: Evaluation, need: Masks, values: Array) -> Array:
-    """Return the sum over every mask ``[B, count]`` of values ``[B, h, w]`` on its grid."""
-    masks = answers.masks(need)
+def _sums(evaluation: Evaluation, request: str, values: Array) -> Array:
+    """Return the sum over every mask ``[B, n]`` of values ``[B, h, w]`` on its grid."""
+    masks = evaluation.masks(request)
     return np.asarray(masks.reshape(*masks.shape[:2], -1) @ values.reshape(len(values), -1, 1))[..., 0]
 
 
 def _membership(pixels: int, cells: int) -> Array:
     """Return which cell every pixel of a side belongs to, ``[cells, pixels]``."""
-    owner = (2 * np.arange(pixels) + 1) * cells // (2 * pixels)
-    return np.asarray(owner == np.arange(cells)[:, None], np.float64)
+    cell = (2 * np.arange(pixels) + 1) * cells // (2 * pixels)
+    return np.asarray(cell == np.arange(cells)[:, None], np.float64)
 
 
 def _defined(formula: Callable[[Array, Array], Array], sums: Array, losses: Array, undefined: str) -> Array:
     """Return a correlation for each image; 0 or NaN where it is undefined, NaN where a map was left out."""
-    one, other = sums[..., None], losses[..., None]
-    found: Any = formula(one, other)
+    first, second = sums[..., None], losses[..., None]
+    correlation: Any = formula(first, second)
     if undefined == "exclude":
-        found = np.where(dead(one) | dead(other), nan, found)
-    return np.where(np.isnan(sums).any(axis=1), nan, found)
+        correlation = np.where(dead(first) | dead(second), nan, correlation)
+    return np.where(np.isnan(sums).any(axis=1), nan, correlation)

@@ -11,8 +11,6 @@ from typing import Any
 from vitreous.metrics.base import Metric
 from vitreous.metrics.base import get_metric as metric_of
 
-__all__ = ["VERDICTS", "Verdict", "shipped", "verdict"]
-
 VERDICTS = ("fails", "blind", "passes", "not tried")
 """What a trial may say of a metric, bad news first."""
 

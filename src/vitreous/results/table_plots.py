@@ -22,10 +22,10 @@ from torch import Tensor
 
 from vitreous import io as disk
 from vitreous.errors import VitreousError, nearest
+from vitreous.metrics import ImageShape, RankedRemoval
 from vitreous.metrics.bootstrap import THIN, interval, mean, resampled
 from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.perturb import perturbed
-from vitreous.metrics.requests import ImageShape, RankedRemoval
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import display_name
@@ -201,7 +201,9 @@ def states_strip(
     some = RankedRemoval(need.unit, need.baseline, need.keep, tuple(need.spans[step] for step in chosen))
     rows, notes = {}, {}
     for name, map in maps.items():
-        states = perturbed(model, image, torch.as_tensor(map)[None], some, upsample=upsample, ties=ties, seed=seed)[0]
+        states = perturbed(
+            model, image, torch.as_tensor(map)[None], some, interpolation=upsample, tie_breaking=ties, seed=seed
+        )[0]
         rows[name] = [model.preprocess.to_image(state) for state in states]
         chances = model.logits(states).double().softmax(dim=1)[:, index]
         notes[name] = [f"{float(chance):.2f}" for chance in chances]
@@ -286,7 +288,7 @@ def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str,
     """Return what each curve has across, what it has upwards, and which way is better, from the states behind it."""
     needs = [
         request
-        for request in table.judges[metric].requests(_USUAL)
+        for request in table.judges[metric].requests(_USUAL).values()
         if isinstance(request, RankedRemoval) and request.by == "map"
     ]
     fitting: Sequence[RankedRemoval | None] = needs if len(needs) == len(names) else [None] * len(names)
