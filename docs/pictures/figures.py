@@ -51,7 +51,7 @@ def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
     alike = np.mean([np.corrcoef(map_) for map_ in maps], axis=0)
     names = [str(layer) for layer in range(view.depth)]
     note = "Mean correlation of the maps of plus(ixg) from two start layers, over 4 images."
-    drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, across="start layer"))
+    drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, axis_label="start layer"))
 
 
 def pictures_of(view: vt.VisionModel, picture: Any) -> None:

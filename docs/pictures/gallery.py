@@ -21,8 +21,7 @@ from torch import Tensor
 import vitreous as vt
 from vitreous import viz as show
 from vitreous.viz.canvas import SOFT_INK, line_height, stacked, wrap
-from vitreous.viz.colormap import number
-from vitreous.viz.legend import bars, statement
+from vitreous.viz.colormap import colour_bars, number, statement
 from vitreous.world import Scene, render
 from vitreous.world.dataset import pictures
 
@@ -137,7 +136,7 @@ def sheet(rows: Iterable[list[Tile]]) -> Image.Image:
     page = show.sheet(lines, tile=TILE, zoom=ZOOM)
     side, size = round(TILE * ZOOM), round(12 * ZOOM)
     gap = side // 12
-    legends = bars(scales, True, side, size)
+    legends = colour_bars(scales, True, side, size)
     legend = show.Sheet(page.width, legends[0].height)
     for index, each in enumerate(legends):
         legend.put(each, (gap + index * (each.width + gap), 0))

@@ -27,7 +27,7 @@ from vitreous.results import CheckResult, Explanation
 from vitreous.results.diagnostics import Finding
 from vitreous.results.pages import DIGITS, again
 from vitreous.tracing import TargetSpec, probabilities
-from vitreous.viz.panel import strength
+from vitreous.viz.panels import strength
 
 __all__ = ["COMPETES", "Answer", "Why", "assemble", "owning", "trust", "why"]
 

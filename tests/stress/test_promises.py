@@ -145,7 +145,7 @@ def test_a_photograph_in_bands_is_the_photograph(monkeypatch: pytest.MonkeyPatch
         box = (10.3, -4.0, 120.6, 90.2)
         whole = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
         with monkeypatch.context() as patched:
-            patched.setattr(sys.modules["vitreous.viz.overlay"], "_BAND", 131 * 10)
+            patched.setattr(sys.modules["vitreous.viz.overlays"], "_BAND", 131 * 10)
             cut = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
         for one, other in zip(whole, cut, strict=True):
             assert np.abs(one.astype(int) - other.astype(int)).max() <= 1

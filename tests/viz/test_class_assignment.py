@@ -12,7 +12,7 @@ import vitreous as vt
 from families import FAMILIES, images
 from vitreous import viz as show
 from vitreous.viz.colormap import to_oklab
-from vitreous.viz.panel import excess
+from vitreous.viz.panels import excess
 
 
 def grey(size: int = 32) -> Image.Image:
@@ -77,7 +77,7 @@ def test_a_class_that_wins_weak_patches_does_not_flood_the_picture():
 def test_shares_of_the_evidence(monkeypatch):
     """The legend counts evidence, not patches: three weak patches are less than a strong one."""
     seen = []
-    room = importlib.import_module("vitreous.viz.panel")
+    room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "_legend", lambda names, owned, tile: seen.append(owned) or grey())
     maps = np.array([[[7.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 1.0, 1.0]]])
     show.owners(grey(), shares([1, 0], [0, 1], [0, 1], [0.5, 0.5]), maps, ["a", "b"])
@@ -86,7 +86,7 @@ def test_shares_of_the_evidence(monkeypatch):
 
 def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
     seen = []
-    room = importlib.import_module("vitreous.viz.panel")
+    room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "panel", lambda rows, caption, **look: seen.extend(rows[0]) or grey())
     maps = np.array([[[2.0, -1.0, 0.5]], [[1.0, -2.0, 0.5]]])
     show.owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
@@ -115,31 +115,31 @@ def test_what_does_not_fit_is_refused():
 def test_explanations_have_it(tmp_path):
     model = vt.wrap(FAMILIES["vit"](), class_names=["ash", "birch", "cedar", "elm", "fir"])
     e = vt.explain(model, images(model, 3), "var(generic, classes='birch,fir')", target="ash")[1]
-    assert e.names == ("ash", "birch", "fir")
-    picture = e.picture("owners", tile=96)
+    assert e.class_names == ("ash", "birch", "fir")
+    picture = e.extra_image("owners", tile=96)
     assert "owns" in e._repr_html_()
     saved = e.save(tmp_path / "e")
     assert (saved / "owners.png").exists()
     again = vt.Explanation.load(saved)
-    assert again.class_names == e.names
+    assert again.class_names == e.class_names
     assert again.extra_image("owners", tile=96).tobytes() == picture.tobytes()
     plain = vt.explain(model, images(model, 1)[0], "generic")
     assert not plain.names
     with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
-        plain.picture("owners")
+        plain.extra_image("owners")
 
 
 def test_images_with_fewer_classes_show_their_own():
     model = vt.wrap(FAMILIES["vit"]())
     found = vt.explain(model, images(model, 6), "var(generic, classes=top:1)", target=0)
-    assert {len(e.names) for e in found} == {2, 3}
+    assert {len(e.class_names) for e in found} == {2, 3}
     for e in found:
-        assert e.picture("owners", tile=64).width > 0
+        assert e.extra_image("owners", tile=64).width > 0
 
 
 def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatch):
     """An entry in the registry is all it takes: it is saved, shown and listed, for this method and no other."""
-    monkeypatch.setattr("vitreous.viz.panel.EXTRAS", registry := dict(show.EXTRAS))
+    monkeypatch.setattr("vitreous.viz.panels.EXTRAS", registry := dict(show.EXTRAS))
     monkeypatch.setattr(show, "EXTRAS", registry)
 
     @show.renders_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")
@@ -148,18 +148,18 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
 
     model = vt.wrap(FAMILIES["vit"]())
     e = vt.explain(model, images(model, 1)[0], "plus(ixg)")
-    assert e.pictures == ("layers",)
-    assert e.picture("layers", tile=10).size == (10 * model.depth, 10)
+    assert e.extra_images == ("layers",)
+    assert e.extra_image("layers", tile=10).size == (10 * model.depth, 10)
     assert "Layer by layer" in e._repr_html_()
     assert (e.save(tmp_path / "e") / "layers.png").exists()
     assert (
         "layers.png" in vt.Explanation.load(tmp_path / "e").save(tmp_path / "f").joinpath("manifest.json").read_text()
     )
     plain = vt.explain(model, images(model, 1)[0], "ixg")
-    assert not plain.pictures
+    assert not plain.extra_images
     with pytest.raises(vt.VitreousError, match=r"has no picture 'layers'; explain with plus\(ixg\) to see it"):
-        plain.picture("layers")
+        plain.extra_image("layers")
     with pytest.raises(vt.VitreousError, match="has no picture 'luck'; there is layers"):
-        e.picture("luck")
+        e.extra_image("luck")
     with pytest.raises(ValueError, match="two pictures"):
         show.renders_extra("layers", "again", needs=())(layers)

@@ -292,10 +292,10 @@ def test_names_at_the_ends_of_lines_keep_apart() -> None:
 
 
 def test_looks_are_told_apart_and_random_is_grey_and_dashed() -> None:
-    found = figures.looks([f"m{at}" for at in range(20)] + ["random"])
-    assert len({(look.colour, str(look.stroke)) for look in found.values()}) == 21
-    assert found["random"].quiet
-    assert found["random"].stroke != "solid"
+    found = figures.line_styles([f"m{at}" for at in range(20)] + ["random"])
+    assert len({(look.colour, str(look.dashes)) for look in found.values()}) == 21
+    assert found["random"].is_control
+    assert found["random"].dashes != "solid"
     red, green, blue = (int(found["random"].colour[at : at + 2], 16) for at in (1, 3, 5))
     assert max(red, green, blue) - min(red, green, blue) < 20
     made = table(n=3)

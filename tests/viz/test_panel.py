@@ -12,8 +12,8 @@ from PIL import Image
 from panels import LONG, TITLES, runs
 from vitreous.viz import TILE, Cell, Scale, overlay, panel, sheet
 from vitreous.viz.canvas import font
-from vitreous.viz.legend import statement
-from vitreous.viz.panel import _remarks, _scales
+from vitreous.viz.colormap import statement
+from vitreous.viz.panels import _remarks, _scales
 
 RED = (255, 0, 0)
 
@@ -115,12 +115,12 @@ def test_clip_values_and_oddities_are_written_down() -> None:
     sparse, broken = np.zeros((20, 20)), np.ones((2, 2))
     sparse[0, 0], broken[0, 0] = 3.0, np.nan
     cell = Cell(picture(), np.full((2, 2), 0.01234), "")
-    assert _remarks(cell, Scale.of([cell.map]), relative=True) == ["1 = 0.0123"]
-    assert _remarks(cell, Scale.of([cell.map]), relative=False) == []
-    assert _remarks(Cell(picture(), None, ""), None, relative=True) == []
-    assert _remarks(Cell(picture(), sparse, ""), Scale.of([sparse]), relative=True) == ["1 = 3 (maximum)"]
-    assert _remarks(Cell(picture(), 0 * sparse, ""), Scale.of([0 * sparse]), relative=True) == ["zero everywhere"]
-    said = _remarks(Cell(picture(), broken, ""), Scale.of([broken]), relative=False)
+    assert _remarks(cell, Scale.of([cell.map]), is_relative=True) == ["1 = 0.0123"]
+    assert _remarks(cell, Scale.of([cell.map]), is_relative=False) == []
+    assert _remarks(Cell(picture(), None, ""), None, is_relative=True) == []
+    assert _remarks(Cell(picture(), sparse, ""), Scale.of([sparse]), is_relative=True) == ["1 = 3 (maximum)"]
+    assert _remarks(Cell(picture(), 0 * sparse, ""), Scale.of([0 * sparse]), is_relative=True) == ["zero everywhere"]
+    said = _remarks(Cell(picture(), broken, ""), Scale.of([broken]), is_relative=False)
     assert said == ["1 of 4 not finite (grey)"]
 
 

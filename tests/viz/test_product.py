@@ -11,7 +11,7 @@ from PIL import Image
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous import viz as show
-from vitreous.viz.panel import above_zero, before_and_after
+from vitreous.viz.panels import above_zero, before_and_after
 
 
 def photo(size: int = 4) -> Image.Image:
@@ -55,7 +55,7 @@ def test_what_is_not_finite_is_black():
 
 def test_scales_are_written(monkeypatch):
     seen, said = [], []
-    room = importlib.import_module("vitreous.viz.panel")
+    room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or said.append(caption))
     before_and_after(photo(), np.array([[2.0, -3.0]]), np.array([[0.0, -1.0]]), ("one", "two"), "mine", 64)
     assert [each.title for each in seen] == ["what the model saw", "one", "two"]
@@ -69,20 +69,20 @@ def test_scales_are_written(monkeypatch):
 def test_explanations_have_it(tmp_path, monkeypatch):
     model = vt.wrap(FAMILIES["vit"](), class_names=["ash", "birch", "cedar", "elm", "fir"])
     e = vt.explain(model, images(model, 3), "var(ixg, classes='birch,fir')", target="ash")[1]
-    assert e.pictures == ("owners", "times_input")
-    picture = e.picture("times_input", tile=96)
+    assert e.extra_images == ("owners", "times_input")
+    picture = e.extra_image("times_input", tile=96)
     assert "Map times input" in e._repr_html_()
     saved = e.save(tmp_path / "e")
     assert (saved / "times_input.png").exists()
     assert vt.Explanation.load(saved).extra_image("times_input", tile=96).tobytes() == picture.tobytes()
     plain = vt.explain(model, images(model, 1)[0], "ixg")
     with pytest.raises(vt.VitreousError, match=r"var\(ixg\)"):
-        plain.picture("times_input")
+        plain.extra_image("times_input")
 
     maps = []
-    room = importlib.import_module("vitreous.viz.panel")
+    room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "before_and_after", lambda image, *rest: maps.extend(rest))
-    e.picture("times_input", tile=96)
+    e.extra_image("times_input", tile=96)
     before, after, titles, caption, tile = maps
     assert np.array_equal(after, e.map.numpy())
     alone = vt.explain(model, images(model, 3), "ixg", target="ash")[1]

@@ -32,7 +32,7 @@ def test_width_is_what_is_drawn() -> None:
         words.draw_lines(ImageDraw.Draw(page), (10, 5), [line], 14, "white")
         box = page.getbbox()
         assert box is not None
-        assert box[2] - 10 == pytest.approx(words.width(line, 14), abs=1)
+        assert box[2] - 10 == pytest.approx(words.text_width(line, 14), abs=1)
 
 
 @pytest.mark.parametrize("text", TITLES)
@@ -41,7 +41,7 @@ def test_width_is_what_is_drawn() -> None:
 def test_wrapped_lines_fit_and_lose_nothing_silently(text: str, limit: int, lines: int) -> None:
     wrapped = words.wrap(text, 14, limit, lines)
     assert len(wrapped) <= lines
-    assert all(words.width(line, 14) <= limit for line in wrapped)
+    assert all(words.text_width(line, 14) <= limit for line in wrapped)
     kept = "".join(wrapped).replace(" ", "")
     whole = words.printable(text).replace(" ", "")
     assert kept == whole or (kept.endswith("…") and whole.startswith(kept[:-1]))

@@ -342,7 +342,7 @@ class Explanation:
         return Path(folder)
 
     def _page(self, drawn: Image.Image, caption: bool, colours: str | None = None) -> Sheet:
-        return show.captioned(drawn, self.scale, self.caption, colours) if caption else show.bare(drawn)
+        return show.captioned(drawn, self.scale, self.caption, colours) if caption else show.image_sheet(drawn)
 
     def _largest(self) -> Image.Image:
         """The overlay in the photograph's own resolution, within reason, or in that of the input if there is none."""

@@ -123,24 +123,24 @@ def sweep(
     flat = [_scores(table, metric, display_name(level), [level], [0.0]) for level in levels]
     names = [line.name for line in lines]
     places = sorted({x for each in found for x in each.x})
-    panel = figures.Panel(
+    panel = figures.LinePanel(
         "",
         lines,
         across or found[0].across,
         "score",
-        marks=True,
+        markers=True,
         levels=flat,
-        places=places if len(places) < 13 else (),
+        x_ticks=places if len(places) < 13 else (),
     )
     said = note(table, metric, "bands are 95 % bootstrap intervals.")
-    look = figures.looks([*names, *(each.name for each in flat)])
-    return figures.lines([panel], metric, said, look=look, width=width)
+    look = figures.line_styles([*names, *(each.name for each in flat)])
+    return figures.lines([panel], metric, said, styles=look, width=width)
 
 
-def _scores(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> figures.Line:
+def _scores(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> figures.Series:
     low, high = np.array([table.interval(method, metric) for method in methods]).T
     means = np.array([table.mean(method, metric) for method in methods])
-    return figures.Line(name, np.array(x, np.float64), means, low, high)
+    return figures.Series(name, np.array(x, np.float64), means, low, high)
 
 
 def histogram(
@@ -165,7 +165,7 @@ def histogram(
     names = [f"{each:g}" for each in one.x]
     said = f"How many of {len(best)} images have their best score ({better(table.higher_is_better[metric])}) where."
     title = f"{metric}: best {across or one.across} of {one.name}"
-    return figures.histogram(counts.tolist(), names, title, said, across=across or one.across, width=width)
+    return figures.histogram(counts.tolist(), names, title, said, x_label=across or one.across, width=width)
 
 
 def states_strip(
@@ -241,9 +241,9 @@ def over(table: ScoreTable) -> str:
     return f"{count} image{'s' * (count != 1)}"
 
 
-def _look(table: ScoreTable) -> dict[str, figures.Look]:
+def _look(table: ScoreTable) -> dict[str, figures.LineStyle]:
     """Return the looks by the names that figures show: a method has one colour in all figures of a table."""
-    return {display_name(name): look for name, look in figures.looks(table.methods).items()}
+    return {display_name(name): look for name, look in figures.line_styles(table.methods).items()}
 
 
 def bars(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str | float = "column") -> figures.Figure:
@@ -253,7 +253,7 @@ def bars(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str |
         metric,
         note(table, metric, "lines are 95 % bootstrap intervals."),
         higher_is_better=table.higher_is_better[metric],
-        look=_look(table),
+        styles=_look(table),
         width=width,
     )
 
@@ -279,9 +279,9 @@ def curves(
     for each in asked:
         across, up, way = meant[each]
         bands = _bands(table, {name: found[each] for name, found in kept.items() if each in found})
-        panels.append(figures.Panel(each, bands, across, up, way))
+        panels.append(figures.LinePanel(each, bands, across, up, way))
     said = note(table, metric, "bands are 95 % bootstrap intervals.")
-    return figures.lines(panels, metric, said, look=_look(table), width=width)
+    return figures.lines(panels, metric, said, styles=_look(table), width=width)
 
 
 def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
@@ -307,7 +307,7 @@ def _meanings(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str,
     return found
 
 
-def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[figures.Line]:
+def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[figures.Series]:
     """Return mean lines with the intervals of every point, over the images that have a whole line."""
     columns = []
     for curve in curves.values():
@@ -317,7 +317,7 @@ def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[figures.Line]
     lines, at = [], 0
     for name, curve in curves.items():
         low, high = np.array(ends[at : at + len(curve.x)]).T
-        lines.append(figures.Line(display_name(name), curve.x, curve.mean, low, high))
+        lines.append(figures.Series(display_name(name), curve.x, curve.mean, low, high))
         at += len(curve.x)
     return lines
 
@@ -347,9 +347,9 @@ def bins(
         means,
         metric,
         said,
-        across=f"probability of the {whose} class",
-        up="score / confidence" if relative else "score",
-        look=_look(table),
+        x_label=f"probability of the {whose} class",
+        y_label="score / confidence" if relative else "score",
+        styles=_look(table),
         width=width,
     )
 
@@ -395,7 +395,7 @@ def radar(
         "",
         f"Mean of {over(table)} from 0 (centre) to 1 (rim): higher is better. Bars are 95 % bootstrap intervals.",
         intervals={display_name(name): [table.interval(name, each) for each in chosen] for name in methods},
-        look=_look(table),
+        styles=_look(table),
         width=width,
     )
 

@@ -1,15 +1,14 @@
 """Maps to pictures: numpy arrays and Pillow images come in, Pillow images and strings go out.
 
-`colour` says which value gets which colour, `legend` puts that into words, `overlay` puts a map on its photograph,
-`panel` puts many side by side on a `sheet`, `vector` writes that as SVG or PDF, `extras` knows a picture for what a
-method returns beside its map, `html` makes a page of them.
+`colormap` says which value gets which colour and draws colour bars, `overlays` put a map on its photograph, `panels`
+put many side by side and draw what methods return beside their maps, `canvas` is the page they stand on, in pixels or
+as SVG or PDF, and `plots` are figures for papers.
 """
 
-from vitreous.viz.canvas import Sheet, bare, display, encoded, is_picture
-from vitreous.viz.colormap import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
-from vitreous.viz.legend import captioned
-from vitreous.viz.overlay import cut_out, heatmap, on_photo, overlay, resized, upsample
-from vitreous.viz.panel import (
+from vitreous.viz.canvas import Sheet, display, encoded, image_sheet, is_picture
+from vitreous.viz.colormap import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, captioned, colourise
+from vitreous.viz.overlays import cut_out, heatmap, on_photo, overlay, resized, upsample
+from vitreous.viz.panels import (
     EXTRAS,
     TILE,
     Cell,
@@ -33,7 +32,6 @@ __all__ = [
     "Cell",
     "Scale",
     "Sheet",
-    "bare",
     "captioned",
     "class_colours",
     "colourise",
@@ -42,6 +40,7 @@ __all__ = [
     "renders_extra",
     "encoded",
     "heatmap",
+    "image_sheet",
     "is_picture",
     "on_photo",
     "overlay",

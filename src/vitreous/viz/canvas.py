@@ -1,12 +1,7 @@
-"""Text in pictures: measured before it is drawn, so that nothing overlaps.
+"""Pages before they are drawn: images and lines of text at their positions, in pixels or as SVG and PDF; and files.
 
-A page before it is drawn: pictures and lines of text at their places. Drawn in pixels, or written as SVG or PDF.
-
-Pages for papers: SVG and PDF in which text is text. It is set in Helvetica, as wide as it was measured.
-
-Pictures as files: which formats there are, and how one is written.
-
-Pictures on the screen.
+Text is measured before it is drawn, so that nothing overlaps. In SVG and PDF text stays text, set in Helvetica, as wide
+as it was measured.
 """
 
 from __future__ import annotations
@@ -34,8 +29,8 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 _FINE = 4  # how many times larger letters are drawn
 _RULER = ImageDraw.Draw(Image.new("L", (1, 1)))
 # Pillow's built-in font has ASCII and little more; these are the other characters people write about maps.
-_KNOWN = frozenset("…·±°")
-_SPELLED = str.maketrans(
+_SUPPORTED = frozenset("…·±°")
+_REPLACED = str.maketrans(
     {"–": "-", "—": "-", "−": "-", "×": "x", "→": "->", "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf", "ß": "ss"}
     | {"‘": "'", "’": "'", "“": '"', "”": '"', "•": "·"}
 )
@@ -50,12 +45,12 @@ def font(size: int) -> Font:
 
 def printable(text: str) -> str:
     """`text` on one line, in characters the font has: accents dropped, Greek letters by name, others "?"."""
-    spelled = unicodedata.normalize("NFC", " ".join(text.split())).translate(_SPELLED)
-    return "".join(_letter(character) for character in spelled)
+    normal = unicodedata.normalize("NFC", " ".join(text.split())).translate(_REPLACED)
+    return "".join(_letter(character) for character in normal)
 
 
 def _letter(character: str) -> str:
-    if character.isascii() or character in _KNOWN:
+    if character.isascii() or character in _SUPPORTED:
         return character
     if re.match(r"GREEK \w+ LETTER \w+$", unicodedata.name(character, "")):
         return unicodedata.name(character).split()[-1].lower()
@@ -73,7 +68,7 @@ def words(line: str, size: int) -> list[tuple[float, str]]:
     return placed
 
 
-def width(text: str, size: int) -> int:
+def text_width(text: str, size: int) -> int:
     """Width of the text in pixels, ink that reaches out to the left of its starting point included."""
     x, last = words(text, size)[-1]
     ink = _RULER.textbbox((0, 0), last, font=font(_FINE * size))[2] / _FINE
@@ -100,21 +95,21 @@ def wrap(text: str, size: int, limit: float, lines: int) -> list[str]:
     Lines break at spaces, those after a "·" first; a word that would leave half of a line empty breaks after
     punctuation, and one without any breaks where the line is full.
     """
-    rest = printable(text)
+    left = printable(text)
     done: list[str] = []
-    while rest and len(done) < lines - 1:
-        full = _fitting(rest, size, limit)
-        cut = full if full == len(rest) else _break(rest, full)
-        done.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-    return [*done, shorten(rest, size, limit)] if rest else done
+    while left and len(done) < lines - 1:
+        full = _fitting(left, size, limit)
+        cut = full if full == len(left) else _break(left, full)
+        done.append(left[:cut].rstrip())
+        left = left[cut:].lstrip()
+    return [*done, shorten(left, size, limit)] if left else done
 
 
 def shorten(text: str, size: int, limit: float) -> str:
     """`text`, or as much of its beginning as fits before an ellipsis."""
-    if width(text, size) <= limit:
+    if text_width(text, size) <= limit:
         return text
-    return text[: _fitting(text, size, limit - width("…", size))].rstrip() + "…"
+    return text[: _fitting(text, size, limit - text_width("…", size))].rstrip() + "…"
 
 
 def draw_lines(draw: ImageDraw.ImageDraw, at: tuple[int, int], lines: Sequence[str], size: int, fill: str) -> None:
@@ -129,7 +124,7 @@ def draw_lines(draw: ImageDraw.ImageDraw, at: tuple[int, int], lines: Sequence[s
 def _inked(line: str, size: int) -> Image.Image:
     """The ink of a line. Drawn large and made small, for small letters are set on whole pixels, and unevenly so."""
     face = font(_FINE * size)
-    ink = Image.new("L", (_FINE * width(line, size), 2 * _FINE * size))
+    ink = Image.new("L", (_FINE * text_width(line, size), 2 * _FINE * size))
     draw = ImageDraw.Draw(ink)
     for place, word in words(line, size):
         draw.text((round(_FINE * (_overhang(line, size) + place)), 0), word, font=face, fill=255)
@@ -138,9 +133,9 @@ def _inked(line: str, size: int) -> Image.Image:
 
 def _fitting(text: str, size: int, limit: float) -> int:
     """The number of leading characters that fit into `limit` pixels, at least one."""
-    if width(text, size) <= limit:
+    if text_width(text, size) <= limit:
         return len(text)
-    return max(1, bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda n: width(text[:n], size)))
+    return max(1, bisect.bisect_right(range(1, len(text) + 1), limit, key=lambda n: text_width(text[:n], size)))
 
 
 def _break(text: str, full: int) -> int:
@@ -157,7 +152,7 @@ INK, SOFT_INK = "#1b1d22", "#5d626c"
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One line of text, its top left corner in pixels."""
 
     x: int
@@ -174,7 +169,7 @@ class Sheet:
     width: int
     height: int
     pictures: list[tuple[int, int, Image.Image]] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
+    lines: list[TextLine] = field(default_factory=list)
 
     def paste(self, picture: Image.Image, at: tuple[int, int]) -> None:
         """Put a picture on the page, its top left corner at `at`."""
@@ -183,13 +178,13 @@ class Sheet:
     def write(self, at: tuple[int, int], lines: Sequence[str], size: int, ink: str = INK) -> None:
         """Write lines under each other."""
         x, y = at
-        self.lines += [Line(x, y + row * line_height(size), text, size, ink) for row, text in enumerate(lines)]
+        self.lines += [TextLine(x, y + row * line_height(size), text, size, ink) for row, text in enumerate(lines)]
 
     def put(self, other: Sheet, at: tuple[int, int]) -> None:
         """Put everything of another page on this one."""
         x, y = at
         self.pictures += [(x + left, y + top, picture) for left, top, picture in other.pictures]
-        self.lines += [Line(x + line.x, y + line.y, line.text, line.size, line.ink) for line in other.lines]
+        self.lines += [TextLine(x + line.x, y + line.y, line.text, line.size, line.ink) for line in other.lines]
 
     def image(self) -> Image.Image:
         """The page in pixels."""
@@ -202,9 +197,9 @@ class Sheet:
         return canvas
 
 
-def bare(picture: Image.Image) -> Sheet:
-    """A page with one picture and nothing else."""
-    return Sheet(*picture.size, [(0, 0, picture)])
+def image_sheet(image: Image.Image) -> Sheet:
+    """Return a page with one image and nothing else."""
+    return Sheet(*image.size, [(0, 0, image)])
 
 
 def stacked(parts: Sequence[Sheet], width: int, gap: int) -> Sheet:
@@ -234,12 +229,12 @@ def svg(sheet: Sheet) -> bytes:
     size = f'width="{sheet.width}" height="{sheet.height}" viewBox="0 0 {sheet.width} {sheet.height}"'
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     pictures = [
-        f'<image x="{x}" y="{y}" width="{each.width}" height="{each.height}" xlink:href="{png_data_uri(each)}"/>'
-        for x, y, each in sheet.pictures
+        f'<image x="{x}" y="{y}" width="{image.width}" height="{image.height}" xlink:href="{png_data_uri(image)}"/>'
+        for x, y, image in sheet.pictures
     ]
     lines = [
         f'<text x="{line.x}" y="{line.y + ascent(line.size):g}" font-size="{line.size}" fill="{line.ink}" '
-        f'textLength="{width(line.text, line.size):g}" lengthAdjust="spacingAndGlyphs">{escape(line.text)}</text>'
+        f'textLength="{text_width(line.text, line.size):g}" lengthAdjust="spacingAndGlyphs">{escape(line.text)}</text>'
         for line in sheet.lines
         if line.text
     ]
@@ -249,38 +244,38 @@ def svg(sheet: Sheet) -> bytes:
 
 def pdf(sheet: Sheet) -> bytes:
     """The page as PDF of one page: pictures without loss, text in the Helvetica that every reader has."""
-    across, down = sheet.width * _POINTS, sheet.height * _POINTS
+    width, height = sheet.width * _POINTS, sheet.height * _POINTS
     names = [f"/P{number} {7 + number} 0 R" for number in range(len(sheet.pictures))]
     marks = [
-        f"q {each.width} 0 0 {each.height} {x} {sheet.height - y - each.height} cm /P{number} Do Q"
-        for number, (x, y, each) in enumerate(sheet.pictures)
+        f"q {image.width} 0 0 {image.height} {x} {sheet.height - y - image.height} cm /P{number} Do Q"
+        for number, (x, y, image) in enumerate(sheet.pictures)
     ]
     marks += [_written(line, sheet.height) for line in sheet.lines if line.text]
     content = f"{_POINTS} 0 0 {_POINTS} 0 0 cm\n".encode() + b"\n".join(mark.encode("cp1252") for mark in marks)
     parts = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {across:g} {down:g}] /Contents 5 0 R "
+        f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width:g} {height:g}] /Contents 5 0 R "
         f"/Resources << /Font << /F 4 0 R >> /XObject << {' '.join(names)} >> >> >>".encode(),
         _font(),
         _stream("", content),
         b"<< /Type /FontDescriptor /FontName /Helvetica /Flags 32 /ItalicAngle 0 /Ascent 718 /Descent -207 "
         b"/CapHeight 718 /StemV 88 /FontBBox [-166 -225 1000 931] >>",
     ]
-    for _, _, each in sheet.pictures:
-        head = f"/Type /XObject /Subtype /Image /Width {each.width} /Height {each.height}"
+    for _, _, image in sheet.pictures:
+        head = f"/Type /XObject /Subtype /Image /Width {image.width} /Height {image.height}"
         colours = " /ColorSpace /DeviceRGB /BitsPerComponent 8 "
-        parts.append(_stream(head + colours, each.convert("RGB").tobytes()))
+        parts.append(_stream(head + colours, image.convert("RGB").tobytes()))
     return _file(parts)
 
 
-def _written(line: Line, height: int) -> str:
+def _written(line: TextLine, height: int) -> str:
     """One line of text, stretched from its own width to the one it was given room for."""
     own = sum(_WIDTHS.get(letter, 556) for letter in line.text) * line.size / 1000
-    stretch = 100 * width(line.text, line.size) / own
+    stretch = 100 * text_width(line.text, line.size) / own
     red, green, blue = (level / 255 for level in ImageColor.getrgb(line.ink)[:3])
-    known = line.text.encode("cp1252", "replace").decode("cp1252")
-    text = known.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
+    text = line.text.encode("cp1252", "replace").decode("cp1252")
+    text = text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
     place = f"{line.x} {height - line.y - ascent(line.size):g} Td"
     return f"BT {red:.3f} {green:.3f} {blue:.3f} rg /F {line.size} Tf {stretch:.2f} Tz {place} ({text}) Tj ET"
 
@@ -288,9 +283,9 @@ def _written(line: Line, height: int) -> str:
 def _font() -> bytes:
     """Helvetica, and how wide its letters are: a reader that takes another face for it keeps to that."""
     letters = [bytes([code]).decode("cp1252", "replace") for code in range(32, 256)]
-    wide = " ".join(str(_WIDTHS.get(letter, 556)) for letter in letters)
+    widths = " ".join(str(_WIDTHS.get(letter, 556)) for letter in letters)
     named = "/Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding /FontDescriptor 6 0 R"
-    return f"<< {named} /FirstChar 32 /LastChar 255 /Widths [{wide}] >>".encode()
+    return f"<< {named} /FirstChar 32 /LastChar 255 /Widths [{widths}] >>".encode()
 
 
 def _stream(head: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Numbers to colours: two perceptual colour maps and the scale that says which value gets which colour.
+"""Numbers to colours: two perceptual colour maps, the scale that says which value gets which colour, and colour bars.
 
 Maps arrive raw and signed. A `Scale` is the only normalisation there is; it is explicit, it can be shared
 between maps, and `Scale.caption` puts it into words, so that no picture has an unstated scale.
@@ -7,15 +7,20 @@ between maps, and `Scale.caption` puts it into words, so that no picture has an 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+
+from vitreous.viz.canvas import SOFT_INK, Sheet, line_height, text_width, wrap
 
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
+Sharing = Literal["each", "group", "panel"]
+"""Which maps share a scale: none, those of one group, or all of a panel."""
 
 # The two matrices of OKLab: B. Ottosson, "A perceptual color space for image processing", 2020.
 _LMS = np.array(  # linear sRGB to cone responses
@@ -55,8 +60,8 @@ def _table(anchors: Sequence[tuple[float, float, float]], at: NDArray[Any]) -> B
     """
     lightness, chroma, hue = np.array(anchors).T
     angle = np.radians(hue)
-    place = (lightness - lightness[0]) / (lightness[-1] - lightness[0])
-    lab = [np.interp(at, place, axis) for axis in (lightness, chroma * np.cos(angle), chroma * np.sin(angle))]
+    position = (lightness - lightness[0]) / (lightness[-1] - lightness[0])
+    lab = [np.interp(at, position, axis) for axis in (lightness, chroma * np.cos(angle), chroma * np.sin(angle))]
     return np.rint(255 * from_oklab(np.stack(lab, axis=-1))).astype(np.uint8)
 
 
@@ -140,9 +145,9 @@ class Scale:
         if not size.any():
             return cls(1.0, signed)
         if not signed:
-            low, high = (float(each) for each in np.percentile(values, [min(FLOOR, percentile), percentile]))
-            if low < high and (low < 0 or low > _CONSTANT * high):
-                return cls(high, False, float(percentile), low, FLOOR)
+            low, limit = map(float, np.percentile(values, [min(FLOOR, percentile), percentile]))
+            if low < limit and (low < 0 or low > _CONSTANT * limit):
+                return cls(limit, False, float(percentile), low, FLOOR)
         limit = float(np.percentile(size, percentile))
         if limit > 0:
             return cls(limit, signed, float(percentile))
@@ -188,9 +193,78 @@ def colourise(map: NDArray[Any], scale: Scale, colours: str | None = None) -> By
     if name not in COLOURS:
         raise ValueError(f"unknown colours {name!r}; there are {', '.join(COLOURS)}")
     unit = scale.unit(map)
-    known = np.isfinite(unit)
-    unit = np.where(known, unit, 0.0)
+    is_finite = np.isfinite(unit)
+    unit = np.where(is_finite, unit, 0.0)
     upwards = (unit + 1) / 2 if scale.signed else unit
     index = 128 + 127 * unit if name == "diverging" else 255 * upwards
-    picture = COLOURS[name][np.rint(index).astype(np.intp)]
-    return np.where(known[..., None], picture, np.uint8(MISSING))
+    pixels = COLOURS[name][np.rint(index).astype(np.intp)]
+    return np.where(is_finite[..., None], pixels, np.uint8(MISSING))
+
+
+# -- what colours mean, beside the image that uses them ------------------------------------------------
+
+TIGHT = 5  # between an image and its own text
+_NARROWEST = 320  # pixels of a page with text
+
+
+def colour_bar(scale: Scale, relative: bool, width: int, size: int, colours: str | None = None) -> Sheet:
+    """Return what the ends of a scale mean, its colours, and the values at its ends and in its middle.
+
+    A relative bar has 1 where the limit is; otherwise the values are raw.
+    """
+    height, thickness = line_height(size), max(8, round(1.2 * size))
+    page = Sheet(width, 2 * height + thickness + 2 * TIGHT)
+    low = -scale.limit if scale.signed else scale.low
+    ramp = np.linspace(low, scale.limit, width)[None].repeat(thickness, axis=0)
+    page.paste(Image.fromarray(colourise(ramp, scale, colours)), (0, height + TIGHT))
+    if not relative:
+        marks = {0.0: number(low), 0.5: number((low + scale.limit) / 2), 1.0: number(scale.limit)}
+    elif scale.floor:
+        marks = {0.0: percentile_name(scale.floor), 1.0: "1"}
+    else:
+        marks = {0.0: "-1", 0.5: "0", 1.0: "1"} if scale.signed else {0.0: "0", 0.5: "0.5", 1.0: "1"}
+    ends = {0.0: "against", 1.0: "for"} if scale.signed else {0.0: "little", 1.0: "much"}
+    for y, texts in ((0, ends), (height + thickness + 2 * TIGHT, marks)):
+        for share, text in texts.items():  # of the width: 0 is flush left, 1 flush right
+            page.write((round(share * (width - text_width(text, size))), y), [text], size, SOFT_INK)
+    return page
+
+
+def colour_bars(scales: Collection[Scale], relative: bool, width: int, size: int) -> list[Sheet]:
+    """Return one bar for each kind of scale: those that begin at zero, those that begin elsewhere, signed ones."""
+    kinds = {(scale.signed, bool(scale.floor)): scale for scale in scales}
+    return [colour_bar(kinds[kind], relative, width, size) for kind in sorted(kinds)]
+
+
+def statement(scales: Collection[Scale], percentile: float, sharing: Sharing, mode: str = "bilinear") -> str:
+    """Return what the colours mean, in a sentence or two."""
+    if len(scales) == 1:
+        text = f"Colours: {next(iter(scales)).caption()}; one scale for all maps."
+    else:
+        noun, rule = "maps", "Every map has its own scale"
+        if sharing == "group":
+            noun, rule = "groups", "Maps of one group share a scale"
+        alike = "" if percentile == 100 else f", like all from the {percentile_name(percentile)} of |value| on"
+        text = (
+            f"{rule}: strongest patch = 1{alike}; the value of 1 is under each picture. Compare places, not colours "
+            f"of different {noun}."
+        )
+    if any(scale.floor for scale in scales):
+        floor = f"shown from the {percentile_name(FLOOR)}"
+        text += f" Maps that sit on a large constant, or whose sign says nothing, are {floor}."
+    sampling = "Up-sampled bilinearly" if mode == "bilinear" else "Drawn patch by patch"
+    return f"{text} {sampling}; opacity grows with |value|."
+
+
+def captioned(image: Image.Image, scale: Scale, caption: str, colours: str | None = None) -> Sheet:
+    """Return an image with a colour bar and a caption under it, as wide as the image or as a line of text."""
+    width = max(image.width, _NARROWEST)
+    size = max(12, round(max(image.size) / 36))
+    margin = max(8, size // 2)
+    lines = wrap(caption, size, width - 2 * margin, 24)
+    bar = colour_bar(scale, False, min(width - 2 * margin, 24 * size), size, colours)
+    page = Sheet(width, image.height + 3 * margin + bar.height + len(lines) * line_height(size))
+    page.paste(image.convert("RGB"), ((width - image.width) // 2, 0))
+    page.put(bar, (margin, image.height + margin))
+    page.write((margin, image.height + 2 * margin + bar.height), lines, size)
+    return page

@@ -25,7 +25,7 @@ from vitreous.methods.ops import attention_point
 from vitreous.methods.rollout import read_rows
 from vitreous.tracing import Activation, Context, Pass, Record, Target, probabilities
 from vitreous.viz.canvas import png_data_uri
-from vitreous.viz.panel import strength
+from vitreous.viz.panels import strength
 from vitreous.web import export
 from vitreous.web.completion import parse_method
 from vitreous.web.jobs import Job, Work

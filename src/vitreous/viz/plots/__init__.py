@@ -1,29 +1,29 @@
 """Figures for papers: matplotlib, one quiet style, vector files in which text is text.
 
-Each function takes plain numbers or pictures and returns a ``matplotlib.figure.Figure``; ``save`` writes one. The
-figures of a table are at ``Table.plot``.
+Each function takes plain numbers or images and returns a ``matplotlib.figure.Figure``; ``save`` writes one. The
+figures of a table are at ``ScoreTable.plot``.
 """
 
-from vitreous.viz.plots.charts import Line, Mean, Panel, bars, bins, histogram, lines
+from vitreous.viz.plots.charts import LinePanel, Mean, Series, bars, bins, histogram, lines
 from vitreous.viz.plots.image_grids import cascade, matrix, radar, strips
-from vitreous.viz.plots.style import COLUMN, FORMATS, PAGE, Figure, Look, encoded, looks, require, save
+from vitreous.viz.plots.style import COLUMN, FORMATS, PAGE, Figure, LineStyle, encoded, line_styles, require, save
 
 __all__ = [
     "COLUMN",
     "FORMATS",
     "PAGE",
     "Figure",
-    "Line",
-    "Look",
+    "LinePanel",
+    "LineStyle",
     "Mean",
-    "Panel",
+    "Series",
     "bars",
     "bins",
     "cascade",
     "encoded",
     "histogram",
+    "line_styles",
     "lines",
-    "looks",
     "matrix",
     "radar",
     "require",

@@ -1,9 +1,4 @@
-"""A matrix of similarities as a heat map.
-
-Several scores of several methods around one centre.
-
-Rows of small pictures: perturbed images step by step, and maps while a model is randomised.
-"""
+"""A matrix as a heat map, several scores of several methods around one centre, and rows of small images."""
 
 from __future__ import annotations
 
@@ -17,37 +12,23 @@ from PIL import Image
 from vitreous.errors import VitreousError
 from vitreous.viz.canvas import INK, SOFT_INK
 from vitreous.viz.colormap import DIVERGING, Scale, from_oklab, to_oklab
-from vitreous.viz.overlay import heatmap
+from vitreous.viz.overlays import heatmap
+from vitreous.viz.plots import style
 from vitreous.viz.plots.style import (
     FAINT,
     SMALL,
     Figure,
-    Look,
-    axes,
-    head,
-    head_height,
-    height_of,
-    key,
-    key_height,
-    label,
-    line,
-    looks,
+    LineStyle,
+    line_height,
     number,
-    page,
-    shortened,
+    shorten,
     text,
-    ticks,
-    wide,
-    wrapped,
+    widest,
 )
-from vitreous.viz.plots.style import width_of as inches_of
 
-__all__ = [
-    "cascade",
-    "matrix",
-    "radar",
-    "strips",
-]
+Array = NDArray[Any]
+
+# -- matrix --------------------------------------------------------------------------------------------
 
 _AMBER = ((0.98, 0.012, 85.0), (0.84, 0.13, 80.0), (0.52, 0.12, 58.0))  # lightness, chroma, hue
 _GREY = 0.62
@@ -60,7 +41,7 @@ def matrix(
     note: str = "",
     *,
     limits: tuple[float, float] | None = None,
-    across: str = "",
+    axis_label: str = "",
     width: str | float = "column",
 ) -> Figure:
     """Draw a square matrix; amber from 0 to 1, or blue to red from -1 to 1 where a value is below zero.
@@ -70,109 +51,103 @@ def matrix(
     table = np.asarray(values, np.float64)
     if table.ndim != 2 or table.shape[0] != table.shape[1] or len(names) != len(table) or not len(table):
         raise VitreousError(f"a matrix of shape {list(table.shape)} does not fit {len(names)} names")
-    known = table[np.isfinite(table)]
-    signed = bool((known < 0).any()) if limits is None else limits[0] < 0
-    low, high = limits or ((-1.0, 1.0) if signed else (0.0, 1.0))
-    if not low < high or (len(known) and (known.min() < low - 1e-9 or known.max() > high + 1e-9)):
-        raise VitreousError(
-            f"values from {known.min():g} to {known.max():g} lie outside the limits {low:g} to {high:g}"
-        )
-    if low < 0 and low != -high:
-        raise VitreousError(f"limits {low:g} to {high:g} on both sides of zero must be as far from it as each other")
-    inches = inches_of(width)
-    short = [shortened(name, 0.3 * inches, SMALL) for name in names]
-    left = max(wide(name, SMALL) for name in short) + 0.1 + (height_of(SMALL) + 0.06 if across else 0)
-    cell = (inches - left - 0.5) / len(names)
-    upright = max(wide(name, SMALL) for name in short) > 0.9 * cell
-    below = (max(wide(name, SMALL) for name in short) if upright else height_of(SMALL)) + 0.12
-    below += height_of(SMALL) + 0.06 if across else 0
-    top, side = head_height(title, note, inches) + 0.05, cell * len(names)
-    figure = page(inches, top + side + below)
-    head(figure, title, note)
-    made = axes(figure, left, top, side, side)
-    made.set_xlim(0, len(names))
-    made.set_ylim(len(names), 0)
-    for spine in made.spines.values():
-        spine.set_visible(False)
-    colours = _colours(table, low, high)
-    _cells(made, colours, 0.5 if cell > 0.1 else 0.0)
-    every = max(1, int(np.ceil(height_of(SMALL) / cell)))
-    at = range(0, len(names), every)
-    for way in "xy":
-        ticks(made, way, [each + 0.5 for each in at], [short[each] for each in at])
-        if across:
-            label(made, way, across)
-    made.tick_params(axis="both", length=0)
-    for on_progress in made.get_xticklabels() if upright else ():
-        on_progress.set(rotation=90)
-    _numbers(made, table, colours, cell)
-    _bar(axes(figure, left + side + 0.1, top, 0.08, side), low, high)
+    low, high = _matrix_limits(table, limits)
+    inches, count = style.to_inches(width), len(names)
+    short = [shorten(name, 0.3 * inches) for name in names]
+    beside = line_height() + 0.06 if axis_label else 0.0
+    left = widest(short) + 0.1 + beside
+    cell = (inches - left - 0.5) / count
+    side, is_upright = cell * count, widest(short) > 0.9 * cell
+    below = (widest(short) if is_upright else line_height()) + 0.12 + beside
+    figure, top = style.new_figure(inches, 0.05 + side + below, title, note)
+    ax = style.axes(figure, left, top + 0.05, side, side, frame="left bottom")
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.set_xlim(0, count)
+    ax.set_ylim(count, 0)
+    colours = _matrix_colours(table, low, high)
+    _draw_cells(ax, colours, 0.5 if cell > 0.1 else 0.0)
+    shown = range(0, count, max(1, int(np.ceil(line_height() / cell))))
+    for axis in "xy":
+        style.ticks(ax, axis, [index + 0.5 for index in shown], [short[index] for index in shown])
+        if axis_label:
+            style.label(ax, axis, axis_label)
+    ax.tick_params(axis="both", length=0)
+    for tick_label in ax.get_xticklabels() if is_upright else ():
+        tick_label.set(rotation=90)
+    _draw_numbers(ax, table, colours, cell)
+    _draw_bar(style.axes(figure, left + side + 0.1, top + 0.05, 0.08, side), low, high)
     return figure
 
 
-def _colours(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
-    """Return RGB in 0 .. 1; grey where a value is not known."""
-    share = np.clip((values - low) / (high - low), 0, 1)
-    known = np.isfinite(share)
-    share = np.where(known, share, 0.0)
+def _matrix_limits(table: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
+    finite = table[np.isfinite(table)]
+    low, high = limits or (-1.0 if bool((finite < 0).any()) else 0.0, 1.0)
+    if not low < high or (len(finite) and (finite.min() < low - 1e-9 or finite.max() > high + 1e-9)):
+        span = f"{finite.min():g} to {finite.max():g}"
+        raise VitreousError(f"values from {span} lie outside the limits {low:g} to {high:g}")
+    if low < 0 and low != -high:
+        raise VitreousError(f"limits {low:g} to {high:g} on both sides of zero must be as far from it as each other")
+    return low, high
+
+
+def _matrix_colours(values: Array, low: float, high: float) -> NDArray[np.float64]:
+    """Return RGB in 0 .. 1; grey where a value is not finite."""
+    position = np.clip((values - low) / (high - low), 0, 1)
+    is_finite = np.isfinite(position)
+    position = np.where(is_finite, position, 0.0)
     if low < 0:
-        rgb = DIVERGING[np.rint(1 + 254 * share).astype(int)] / 255
+        rgb = DIVERGING[np.rint(1 + 254 * position).astype(int)] / 255
     else:
-        light, chroma, hue = np.array(_AMBER).T
-        angle, places = np.radians(hue), (0.0, 0.5, 1.0)
-        lab = [np.interp(share, places, axis) for axis in (light, chroma * np.cos(angle), chroma * np.sin(angle))]
-        rgb = from_oklab(np.stack(lab, axis=-1))
-    return np.where(known[..., None], rgb, _GREY)
+        lightness, chroma, hue = np.array(_AMBER).T
+        columns = (lightness, chroma * np.cos(np.radians(hue)), chroma * np.sin(np.radians(hue)))
+        rgb = from_oklab(np.stack([np.interp(position, (0.0, 0.5, 1.0), column) for column in columns], axis=-1))
+    return np.where(is_finite[..., None], rgb, _GREY)
 
 
-def _cells(made: Any, colours: NDArray[np.float64], gap: float) -> None:
-    """Draw squares, not a picture: they stay sharp."""
+def _draw_cells(ax: Any, colours: NDArray[np.float64], gap: float) -> None:
+    """Draw squares, not an image: they stay sharp."""
     from matplotlib.collections import PolyCollection
 
     rows, columns = colours.shape[:2]
-    corners = [
-        [(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for y in range(rows) for x in range(columns)
-    ]  # one after the other, as the colours are
+    corners = [[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for y in range(rows) for x in range(columns)]
     flat = colours.reshape(-1, 3)
     edges: Any = "white" if gap else flat
-    made.add_collection(PolyCollection(corners, facecolors=flat, edgecolors=edges, linewidths=gap or 0.2))
+    ax.add_collection(PolyCollection(corners, facecolors=flat, edgecolors=edges, linewidths=gap or 0.2))
 
 
-def _numbers(made: Any, values: NDArray[Any], colours: NDArray[np.float64], cell: float) -> None:
-    words = [[_digits(each) for each in row] for row in values]
-    widest = max(wide(each, SMALL) for row in words for each in row) * 1.15
-    size = SMALL * min(1.0, cell / widest)
+def _draw_numbers(ax: Any, values: Array, colours: NDArray[np.float64], cell: float) -> None:
+    strings = [[_two_digits(value) for value in row] for row in values]
+    size = SMALL * min(1.0, cell / (max(map(widest, strings)) * 1.15))
     if size < 4:
         return
-    dark = to_oklab(colours)[..., 0] < 0.66
-    for y, row in enumerate(words):
-        for x, each in enumerate(row):
-            ink = "white" if dark[y, x] else INK
-            text(made, x + 0.5, y + 0.5, each, size, ink, ha="center", va="center_baseline")
+    is_dark = to_oklab(colours)[..., 0] < 0.66
+    for (y, x), dark in np.ndenumerate(is_dark):
+        ink = "white" if dark else INK
+        text(ax, x + 0.5, y + 0.5, strings[y][x], size, ink, ha="center", va="center_baseline")
 
 
-def _digits(value: float) -> str:
+def _two_digits(value: float) -> str:
     """Two digits, and the leading zero left out: .87."""
     if not np.isfinite(value):
         return "–"
-    words = f"{value:.2f}".replace("-0.", "-.")
-    return (words.removeprefix("0") if words.startswith("0.") else words).replace("-", "−")
+    string = f"{value:.2f}".replace("-0.", "-.")
+    return (string.removeprefix("0") if string.startswith("0.") else string).replace("-", "−")
 
 
-def _bar(made: Any, low: float, high: float) -> None:
+def _draw_bar(ax: Any, low: float, high: float) -> None:
     steps = np.linspace(low, high, 65)
-    shades = _colours(((steps[1:] + steps[:-1]) / 2)[:, None], low, high)
-    made.set_xlim(0, 1)
-    made.set_ylim(low, high)
-    for below, above, (shade,) in zip(steps[:-1], steps[1:], shades, strict=True):
-        made.axhspan(below, above, facecolor=tuple(shade), edgecolor=tuple(shade), linewidth=0.3)
-    for spine in made.spines.values():
-        spine.set_visible(False)
-    marks = [low, (low + high) / 2, high]
-    made.yaxis.tick_right()
-    ticks(made, "y", marks, [number(mark) for mark in marks])
-    made.tick_params(axis="y", length=2, color=SOFT_INK, labelleft=False, labelright=True, left=False, right=True)
+    colours = _matrix_colours(((steps[1:] + steps[:-1]) / 2)[:, None], low, high)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(low, high)
+    for below, above, (colour,) in zip(steps[:-1], steps[1:], colours, strict=True):
+        ax.axhspan(below, above, facecolor=tuple(colour), edgecolor=tuple(colour), linewidth=0.3)
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.yaxis.tick_right()
+    style.ticks(ax, "y", [low, (low + high) / 2, high])
+    ax.tick_params(axis="y", length=2, color=SOFT_INK, labelleft=False, labelright=True, left=False, right=True)
 
+
+# -- radar ---------------------------------------------------------------------------------------------
 
 _AWAY = 0.07  # inches from the rim to a name
 _RINGS = (0.25, 0.5, 0.75, 1.0)
@@ -185,97 +160,100 @@ def radar(
     note: str = "",
     *,
     intervals: Mapping[str, Sequence[tuple[float, float]]] | None = None,
-    look: Mapping[str, Look] | None = None,
+    styles: Mapping[str, LineStyle] | None = None,
     width: str | float = "column",
 ) -> Figure:
     """Draw one outline per method; every axis goes from 0 in the centre to 1 at the rim, and says so.
 
     A value that is NaN leaves a gap. ``intervals`` are drawn along the axes.
     """
-    count = len(dimensions)
-    if count < 3:
-        raise VitreousError(f"a radar needs at least three dimensions, not {count}")
-    if not values:
-        raise VitreousError("there are no methods to draw")
-    for name, row in values.items():
-        if len(row) != count:
-            raise VitreousError(f"{name} has {len(row)} values for {count} dimensions")
-        outside = [each for each in row if each < 0 or each > 1]
-        if outside:
-            raise VitreousError(f"{name} has {outside[0]:g}, and a radar goes from 0 to 1")
-    names = list(values)
-    look = looks(names) if look is None else look
-    inches = inches_of(width)
-    words = [wrapped(dimension, 0.24 * inches) or [""] for dimension in dimensions]
-    turns = np.pi / 2 - 2 * np.pi * np.arange(count) / count
-    across = [max((wide(row, SMALL) for row in word), default=0.0) for word in words]
-    beside = max(each * min(1.0, 1.5 * abs(np.cos(turn))) for each, turn in zip(across, turns, strict=True)) + 0.12
+    _check_radar(dimensions, values)
+    names, inches, count = list(values), style.to_inches(width), len(dimensions)
+    styles = styles or style.line_styles(names)
+    labels = [style.wrap(dimension, 0.24 * inches) or [""] for dimension in dimensions]
+    angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
+    reach = np.minimum(1.0, 1.5 * np.abs(np.cos(angles)))  # a name above or below stands half inside
+    beside = max(widest(rows) * part for rows, part in zip(labels, reach, strict=True)) + 0.12
     radius = min(inches / 2 - beside, 1.5)
-    heights = [_heights(np.sin(turn), len(word), radius) for word, turn in zip(words, turns, strict=True)]
-    half = height_of(SMALL) / 2 + 0.02
-    over = max(0.05, max(height[0] for height in heights) + half - radius)
-    under = max(0.05, half - min(height[-1] for height in heights) - radius)
-    top = head_height(title, note, inches) + 0.05 + over
-    figure = page(inches, top + 2 * radius + under + 0.04 + key_height(names, inches))
-    head(figure, title, note)
-    made = axes(figure, inches / 2 - radius, top, 2 * radius, 2 * radius, frame=False)
-    made.set_xlim(-1, 1)
-    made.set_ylim(-1, 1)
-    _web(made, turns, words, radius)
-    for place, name in enumerate(names):
-        _outline(made, turns, np.asarray(values[name], np.float64), look[name], name)
-        if intervals is not None and name in intervals:
-            shift = (place - (len(names) - 1) / 2) * 0.03
-            _spans(made, turns, intervals[name], look[name], shift)
-    key(figure, look, names)
+    heights = [_label_heights(np.sin(angle), len(rows), radius) for rows, angle in zip(labels, angles, strict=True)]
+    half = line_height() / 2 + 0.02
+    above = max(0.05, max(rows[0] for rows in heights) + half - radius)
+    below = max(0.05, half - min(rows[-1] for rows in heights) - radius) + 0.04 + style.legend_height(names, inches)
+    figure, top = style.new_figure(inches, 0.05 + above + 2 * radius + below, title, note)
+    ax = style.axes(figure, inches / 2 - radius, top + 0.05 + above, 2 * radius, 2 * radius, frame="")
+    ax.set_xlim(-1, 1)
+    ax.set_ylim(-1, 1)
+    _draw_rings(ax, angles)
+    for angle, rows, row_heights in zip(angles, labels, heights, strict=True):
+        _draw_axis(ax, angle, rows, row_heights, radius)
+    for index, name in enumerate(names):
+        _draw_outline(ax, angles, np.asarray(values[name], np.float64), styles[name], name)
+        for angle, span in zip(angles, (intervals or {}).get(name, ()), strict=False):
+            _draw_span(ax, angle, span, styles[name].colour, (index - (len(names) - 1) / 2) * 0.03)
+    style.legend(figure, styles, names)
     return figure
 
 
-def _web(made: Any, turns: Any, words: Sequence[Sequence[str]], radius: float) -> None:
-    closed = np.append(turns, turns[0])
-    plain: dict[str, Any] = {"clip_on": False, "zorder": 0.5}
+def _check_radar(dimensions: Sequence[str], values: Mapping[str, Sequence[float]]) -> None:
+    if len(dimensions) < 3:
+        raise VitreousError(f"a radar needs at least three dimensions, not {len(dimensions)}")
+    if not values:
+        raise VitreousError("there are no methods to draw")
+    for name, row in values.items():
+        if len(row) != len(dimensions):
+            raise VitreousError(f"{name} has {len(row)} values for {len(dimensions)} dimensions")
+        outside = [value for value in row if value < 0 or value > 1]
+        if outside:
+            raise VitreousError(f"{name} has {outside[0]:g}, and a radar goes from 0 to 1")
+
+
+def _draw_rings(ax: Any, angles: Array) -> None:
+    closed = np.append(angles, angles[0])
     for ring in _RINGS:
-        colour, thick = (SOFT_INK, 0.6) if ring == 1 else (FAINT, 0.5)
-        line(made, ring * np.cos(closed), ring * np.sin(closed), colour, thick, label="_ring", **plain)
-    for turn, word in zip(turns, words, strict=True):
-        line(made, [0, np.cos(turn)], [0, np.sin(turn)], FAINT, 0.5, label="_axis", **plain)
-        x, y = np.cos(turn), np.sin(turn)
-        side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
-        for row, height in zip(word, _heights(y, len(word), radius), strict=True):
-            text(made, x * (1 + _AWAY / radius), height / radius, row, SMALL, ha=side, va="center", clip_on=False)
-    between = (turns[0] + turns[1]) / 2
-    inside = np.cos(np.pi / len(turns))  # where the straight rings are between two axes
+        colour, width = (SOFT_INK, 0.6) if ring == 1 else (FAINT, 0.5)
+        x, y = ring * np.cos(closed), ring * np.sin(closed)
+        style.line(ax, x, y, colour, width, label="_ring", clip_on=False, zorder=0.5)
+    between = (angles[0] + angles[1]) / 2
+    inside = np.cos(np.pi / len(angles))  # where the straight rings are between two axes
     for ring in (0.0, 0.5, 1.0):
-        place = (ring * inside * np.cos(between), ring * inside * np.sin(between))
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8}
-        mark = text(made, *place, number(ring), SMALL - 1, SOFT_INK, ha="center", va="center", zorder=5)
-        mark.set_bbox(box)  # its padding is counted in the size of the text
+        x, y = ring * inside * np.cos(between), ring * inside * np.sin(between)
+        mark = text(ax, x, y, number(ring), SMALL - 1, SOFT_INK, ha="center", va="center", zorder=5)
+        # its padding is counted in the size of the text
+        mark.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.8})
 
 
-def _heights(y: float, lines: int, radius: float) -> list[float]:
+def _draw_axis(ax: Any, angle: float, rows: Sequence[str], heights: Sequence[float], radius: float) -> None:
+    x, y = np.cos(angle), np.sin(angle)
+    style.line(ax, [0, x], [0, y], FAINT, 0.5, label="_axis", clip_on=False, zorder=0.5)
+    side = "center" if abs(x) < 0.15 else "left" if x > 0 else "right"
+    for row, height in zip(rows, heights, strict=True):
+        text(ax, x * (1 + _AWAY / radius), height / radius, row, SMALL, ha=side, va="center", clip_on=False)
+
+
+def _label_heights(y: float, count: int, radius: float) -> list[float]:
     """Return how many inches above the centre the lines of a name stand, at the height ``y`` of the rim."""
-    up = (lines - 1) / 2 * (1 + (np.sign(y) if abs(y) > 0.3 else 0.0))  # lines above the place itself
-    return [float((radius + _AWAY) * y + (up - row) * height_of(SMALL)) for row in range(max(1, lines))]
+    above = (count - 1) / 2 * (1 + (np.sign(y) if abs(y) > 0.3 else 0.0))  # lines above the position itself
+    return [float((radius + _AWAY) * y + (above - row) * line_height()) for row in range(max(1, count))]
 
 
-def _outline(made: Any, turns: Any, row: Any, look: Look, name: str) -> None:
-    closed, angle = np.append(row, row[0]), np.append(turns, turns[0])
-    x, y = closed * np.cos(angle), closed * np.sin(angle)
-    how: dict[str, Any] = {"stroke": look.stroke, "mark": "o", "size": 2.4, "clip_on": False, "zorder": 3}
-    line(made, x, y, look.colour, 0.9 if look.quiet else 1.3, label=name, **how)
-    if not look.quiet and np.isfinite(row).all():
-        made.fill(x, y, color=look.colour, alpha=0.06, linewidth=0, zorder=1)
+def _draw_outline(ax: Any, angles: Array, values: Array, look: LineStyle, name: str) -> None:
+    closed, around = np.append(values, values[0]), np.append(angles, angles[0])
+    x, y = closed * np.cos(around), closed * np.sin(around)
+    width = 0.9 if look.is_control else 1.3
+    style.line(ax, x, y, look.colour, width, "o", look.dashes, markersize=2.4, clip_on=False, zorder=3, label=name)
+    if not look.is_control and np.isfinite(values).all():
+        ax.fill(x, y, color=look.colour, alpha=0.06, linewidth=0, zorder=1)
 
 
-def _spans(made: Any, turns: Any, spans: Sequence[tuple[float, float]], look: Look, shift: float) -> None:
-    for turn, (low, high) in zip(turns, spans, strict=True):
-        along, aside = np.array([np.cos(turn), np.sin(turn)]), np.array([-np.sin(turn), np.cos(turn)]) * shift
-        (x0, y0), (x1, y1) = low * along + aside, high * along + aside
-        how: dict[str, Any] = {"alpha": 0.6, "label": "_span", "clip_on": False, "zorder": 2}
-        line(made, [x0, x1], [y0, y1], look.colour, 0.8, **how)
+def _draw_span(ax: Any, angle: float, span: tuple[float, float], colour: str, shift: float) -> None:
+    (x, dx), (y, dy) = (np.cos(angle), -np.sin(angle) * shift), (np.sin(angle), np.cos(angle) * shift)
+    options: dict[str, Any] = {"alpha": 0.6, "label": "_span", "clip_on": False, "zorder": 2}
+    style.line(ax, [end * x + dx for end in span], [end * y + dy for end in span], colour, 0.8, **options)
 
 
-_DOTS = 300  # per inch, of a picture in a figure
+# -- rows of images ------------------------------------------------------------------------------------
+
+_DPI = 300  # of an image in a figure
 _GAP = 0.04
 
 
@@ -288,55 +266,56 @@ def strips(
     *,
     width: str | float = "page",
 ) -> Figure:
-    """Draw one row of pictures per method, what the columns are above them, and a note under each picture."""
-    if not rows or not all(len(each) for each in rows.values()):
-        raise VitreousError("there are no pictures to draw")
-    most = max(len(each) for each in rows.values())
-    for name, each in (notes or {}).items():
-        if name not in rows or len(each) != len(rows[name]):
-            raise VitreousError(f"the notes of {name!r} do not fit its pictures")
-    if columns and len(columns) != most:
-        raise VitreousError(f"{len(columns)} names do not fit {most} columns of pictures")
-    inches = inches_of(width)
-    names = [shortened(name, 0.2 * inches, SMALL) for name in rows]
-    left = max(wide(name, SMALL) for name in names) + 0.13 if any(names) else 0.05
-    tile = (inches - left - 0.05 - _GAP * (most - 1)) / most
+    """Draw one row of images per method, what the columns are above them, and a note under each image."""
+    notes = notes or {}
+    _check_strips(rows, columns, notes)
+    count, inches = max(len(row) for row in rows.values()), style.to_inches(width)
+    names = [shorten(name, 0.2 * inches) for name in rows]
+    left = widest(names) + 0.13 if any(names) else 0.05
+    tile = (inches - left - 0.05 - _GAP * (count - 1)) / count
     if tile < 0.12:
-        raise VitreousError(f"{most} pictures do not fit side by side into {inches:g} inches; choose fewer, or a width")
-    pictures = {name: [each.convert("RGB") for each in row] for name, row in rows.items()}
-    tall = [max(each.height / each.width for each in row) * tile for row in pictures.values()]
-    line = height_of(SMALL)
-    under = line if notes else 0.0
-    top = head_height(title, note, inches) + (line if columns else 0.0) + 0.03
-    figure = page(inches, top + sum(tall) + (under + _GAP) * len(tall))
-    head(figure, title, note)
-    total = figure.get_size_inches()[1]
-    for at, words in enumerate(columns):
-        middle = left + at * (tile + _GAP) + tile / 2
-        short = shortened(words, tile + _GAP, SMALL)
-        text(figure, middle / inches, 1 - (top - 0.03) / total, short, SMALL, SOFT_INK, ha="center", va="bottom")
-    for place, (name, row) in enumerate(pictures.items()):
-        down = 1 - (top + tall[place] / 2) / total
-        text(figure, (left - 0.08) / inches, down, names[place], SMALL, INK, ha="right", va="center")
-        for at, picture in enumerate(row):
-            across = left + at * (tile + _GAP)
-            _tile(figure, picture, across, top, tile)
-            if notes and name in notes:
-                below = 1 - (top + tall[place] + 0.015) / total
-                words = shortened(notes[name][at], tile + _GAP, SMALL)
-                text(figure, (across + tile / 2) / inches, below, words, SMALL, INK, ha="center", va="top")
-        top += tall[place] + under + _GAP
+        raise VitreousError(f"{count} pictures do not fit into a row of {inches:g} inches; choose fewer, or a width")
+    heights = [max(image.height / image.width for image in row) * tile for row in rows.values()]
+    head, under = (line_height() if columns else 0.0) + 0.03, (line_height() if notes else 0.0) + _GAP
+    figure, top = style.new_figure(inches, head + sum(heights) + under * len(heights), title, note)
+    total, top = figure.get_size_inches()[1], top + head
+    middles = [left + index * (tile + _GAP) + tile / 2 for index in range(count)]
+
+    def write(x: float, y: float, string: str, ink: str = INK, ha: str = "center", va: str = "top") -> None:
+        text(figure, x / inches, 1 - y / total, string, SMALL, ink, ha=ha, va=va)
+
+    for middle, column in zip(middles, columns, strict=False):
+        write(middle, top - 0.03, shorten(column, tile + _GAP), SOFT_INK, va="bottom")
+    for name, short, height in zip(rows, names, heights, strict=True):
+        write(left - 0.08, top + height / 2, short, ha="right", va="center")
+        for middle, image in zip(middles, rows[name], strict=False):
+            _draw_image(figure, image.convert("RGB"), middle - tile / 2, top, tile)
+        for middle, string in zip(middles, notes.get(name, ()), strict=False):
+            write(middle, top + height + 0.015, shorten(string, tile + _GAP))
+        top += height + under
     return figure
 
 
-def _tile(figure: Figure, picture: Image.Image, left: float, top: float, width: float) -> None:
-    height = width * picture.height / picture.width
-    size = (max(1, round(width * _DOTS)), max(1, round(height * _DOTS)))
-    if size[0] < picture.width:
-        picture = picture.resize(size, Image.Resampling.LANCZOS)
-    made = axes(figure, left, top, width, height, frame=False)
+def _check_strips(
+    rows: Mapping[str, Sequence[Image.Image]], columns: Sequence[str], notes: Mapping[str, Sequence[str]]
+) -> None:
+    if not rows or not all(len(row) for row in rows.values()):
+        raise VitreousError("there are no pictures to draw")
+    for name, row in notes.items():
+        if name not in rows or len(row) != len(rows[name]):
+            raise VitreousError(f"the notes of {name!r} do not fit its pictures")
+    if columns and len(columns) != (count := max(len(row) for row in rows.values())):
+        raise VitreousError(f"{len(columns)} names do not fit {count} columns of pictures")
+
+
+def _draw_image(figure: Figure, image: Image.Image, left: float, top: float, width: float) -> None:
+    height = width * image.height / image.width
+    size = (max(1, round(width * _DPI)), max(1, round(height * _DPI)))
+    if size[0] < image.width:
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    ax = style.axes(figure, left, top, width, height, frame="")
     # embedded as it is: matplotlib would otherwise draw it anew in the few dots of a screen
-    made.imshow(np.asarray(picture), interpolation="none", aspect="auto", origin="upper")
+    ax.imshow(np.asarray(image), interpolation="none", aspect="auto", origin="upper")
 
 
 def cascade(
@@ -351,17 +330,17 @@ def cascade(
 ) -> Figure:
     """Draw the maps of every method, stage by stage of a randomisation, with the similarity to the first under each.
 
-    Every map has a scale of its own, the 99th percentile of ``|value|``: places are compared, not sizes.
+    Every map has a scale of its own, the 99th percentile of ``|value|``: positions are compared, not sizes.
     """
-    pictures: dict[str, list[Image.Image]] = {}
-    for name, maps in rows.items():
-        own = [np.asarray(map_, np.float64) for map_ in maps]
-        both = (signed or {}).get(name)
-        both = any((each < 0).any() for each in own) if both is None else both
-        scales = [Scale.of([each], 99.0, both) for each in own]
-        pictures[name] = [heatmap(each, scale, (160, 160)) for each, scale in zip(own, scales, strict=True)]
-    said = {
-        name: ["–" if not np.isfinite(each) else f"{each:.2f}".replace("-", "−") for each in row]
-        for name, row in (similarity or {}).items()
-    }
-    return strips(pictures, stages, said or None, title, note, width=width)
+    images: dict[str, list[Image.Image]] = {}
+    for name, row in rows.items():
+        maps = [np.asarray(values, np.float64) for values in row]
+        is_signed = (signed or {}).get(name)
+        is_signed = any((values < 0).any() for values in maps) if is_signed is None else is_signed
+        images[name] = [heatmap(values, Scale.of([values], 99.0, is_signed), (160, 160)) for values in maps]
+    notes = {name: [_similarity(value) for value in row] for name, row in (similarity or {}).items()}
+    return strips(images, stages, notes, title, note, width=width)
+
+
+def _similarity(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−") if np.isfinite(value) else "–"

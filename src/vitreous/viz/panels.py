@@ -1,35 +1,38 @@
-"""Many maps side by side, on scales that the picture itself states.
-
-Who owns which patch: a distribution over classes as a picture, with its legend.
-
-Map times input: the photograph itself, as bright as a map is large.
-
-Pictures beyond the map: a registry from what a method returns beside it to the picture that shows it.
-"""
+"""Many maps side by side, on scales that the picture itself states; and pictures of what methods return beside maps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from vitreous.viz.canvas import INK, SOFT_INK, Sheet, draw_lines, line_height, shorten, stacked, wrap
-from vitreous.viz.colormap import Bytes, Floats, Scale, from_oklab, number, percentile_name
-from vitreous.viz.legend import TIGHT, Rule, bars, statement
-from vitreous.viz.overlay import Mode, overlay, upsample
+from vitreous.viz.colormap import (
+    TIGHT,
+    Bytes,
+    Floats,
+    Scale,
+    Sharing,
+    colour_bars,
+    from_oklab,
+    number,
+    percentile_name,
+    statement,
+)
+from vitreous.viz.overlays import LUMA, Mode, overlay, resized, upsample
 
 TILE = 320
-"""The longer side of a picture in a panel, unless another is asked for."""
+"""The longer side of an image in a panel, unless another is asked for."""
 _LEAST_TEXT = 12
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value, so a cell equals only itself
 class Cell:
-    """One tile: a picture, the map drawn on it (None: just the picture), and what is written around it.
+    """One tile: an image, the map drawn on it (None: just the image), and what is written around it.
 
     `signed` says whether values below zero mean the opposite of those above; None: if there are any. Where they do
     not, the map is drawn from low to high.
@@ -42,9 +45,20 @@ class Cell:
     group: str = ""
     signed: bool | None = None
 
+    @property
+    def is_signed(self) -> bool:
+        if self.map is None or self.signed is not None:
+            return bool(self.signed)
+        values = np.asarray(self.map)
+        return bool((values[np.isfinite(values)] < 0).any())
+
+    def key(self, sharing: Sharing) -> Hashable:
+        """Return what cells that share a scale have in common."""
+        return {"group": self.group, "panel": None, "each": id(self)}[sharing]
+
 
 @dataclass(frozen=True)
-class _Look:
+class _Lengths:
     """All lengths in pixels, in proportion to the tile."""
 
     tile: int
@@ -79,19 +93,12 @@ class _Look:
         return self.column(self.columns)
 
 
-@dataclass(frozen=True, eq=False)
-class _Tile:
-    picture: Image.Image
-    title: list[str]
-    note: list[str]
-
-
 def panel(
     rows: Sequence[Sequence[Cell]],
     caption: str = "",
     percentile: float = 99.0,
     tile: int = TILE,
-    scale: Rule = "each",
+    scale: Sharing = "each",
     titles: Sequence[str] = (),
     zoom: float = 1.0,
 ) -> Image.Image:
@@ -104,7 +111,7 @@ def sheet(
     caption: str = "",
     percentile: float = 99.0,
     tile: int = TILE,
-    scale: Rule = "each",
+    scale: Sharing = "each",
     titles: Sequence[str] = (),
     zoom: float = 1.0,
     alpha: float = 0.55,
@@ -117,12 +124,38 @@ def sheet(
     Wherever there is only one scale, the bar has the raw values. `titles` has a heading for each row, which may be
     empty. `zoom` multiplies all sizes: 2 for print. `alpha` and `mode` are those of `overlay`.
     """
-    cells = [cell for row in rows for cell in row]
-    if not cells:
+    _check_sheet(rows, tile, scale, titles, zoom)
+    lengths = _Lengths(round(tile * zoom), max(len(row) for row in rows), zoom)
+    scales = _scales([cell for row in rows for cell in row], percentile, scale)
+    is_relative = len(scales) > 1
+
+    def drawn(cell: Cell) -> tuple[Image.Image, list[str], list[str]]:
+        own = scales.get(cell.key(scale))
+        image = resized(cell.image, lengths.tile)
+        if cell.map is not None and own is not None:
+            image = overlay(image, cell.map, own, alpha, None, mode)
+        note = " · ".join(filter(None, [cell.note, *_remarks(cell, own, is_relative)]))
+        return image, wrap(cell.title, lengths.title, lengths.tile, 2), wrap(note, lengths.small, lengths.tile, 3)
+
+    headings = titles or [""] * len(rows)
+    parts = [_row(list(map(drawn, row)), heading, lengths) for heading, row in zip(headings, rows, strict=True) if row]
+    bars = colour_bars(scales.values(), is_relative, lengths.tile, lengths.small)
+    for start in range(0, len(bars), lengths.columns):
+        parts.append(_beside(bars[start : start + lengths.columns], lengths))
+    if caption:
+        parts.append(_paragraph(caption, lengths.title, INK, lengths))
+    if scales:
+        text = statement(scales.values(), percentile, scale, mode)
+        parts.append(_paragraph(text, lengths.small, SOFT_INK, lengths))
+    return stacked(parts, lengths.width, lengths.gap)
+
+
+def _check_sheet(rows: Sequence[Sequence[Cell]], tile: int, scale: Any, titles: Sequence[str], zoom: float) -> None:
+    if not any(rows):
         raise ValueError("a panel needs at least one cell")
     if scale not in ("each", "group", "panel"):
-        way = f"; zoom={scale} multiplies all sizes" if isinstance(scale, int | float) else ""
-        raise ValueError(f"scale must be 'each', 'group' or 'panel', not {scale!r}{way}")
+        hint = f"; zoom={scale} multiplies all sizes" if isinstance(scale, int | float) else ""
+        raise ValueError(f"scale must be 'each', 'group' or 'panel', not {scale!r}{hint}")
     if tile < 48:
         raise ValueError(f"a tile needs at least 48 pixels, not {tile!r}")
     if not 0.1 <= zoom <= 10:
@@ -130,112 +163,75 @@ def sheet(
     if titles and len(titles) != len(rows):
         raise ValueError(f"{len(titles)} titles do not fit {len(rows)} rows")
 
-    look = _Look(round(tile * zoom), max(len(row) for row in rows), zoom)
-    scales = _scales(cells, percentile, scale)
-    relative = len(scales) > 1
-    parts = []
-    for heading, row in zip(titles or [""] * len(rows), rows, strict=True):
-        if row:
-            tiles = [_tile(cell, scales.get(_key(cell, scale)), relative, look, alpha, mode) for cell in row]
-            parts.append(_row(tiles, heading, look))
-    legends = bars(scales.values(), relative, look.tile, look.small)
-    parts += [_beside(legends[at : at + look.columns], look) for at in range(0, len(legends), look.columns)]
-    if caption:
-        parts.append(_paragraph(caption, look.title, INK, look))
-    if scales:
-        parts.append(_paragraph(statement(scales.values(), percentile, scale, mode), look.small, SOFT_INK, look))
-    return stacked(parts, look.width, look.gap)
 
-
-def _key(cell: Cell, rule: Rule) -> Hashable:
-    keys: dict[str, Hashable] = {"group": cell.group, "panel": None, "each": id(cell)}
-    return keys[rule]
-
-
-def _scales(cells: Sequence[Cell], percentile: float, rule: Rule) -> dict[Hashable, Scale]:
-    """One scale for the maps of each key; it is signed if that is so of any of its cells."""
-    together: dict[Hashable, list[NDArray[Any]]] = {}
-    signed: dict[Hashable, bool] = {}
-    groups = {cell.group for cell in cells if cell.group and _signed(cell)}  # one method, one kind of colours
+def _scales(cells: Sequence[Cell], percentile: float, sharing: Sharing) -> dict[Hashable, Scale]:
+    """One scale for the maps of each key; it is signed if that is so of any of its cells, or of its group."""
+    together: dict[Hashable, list[Cell]] = {}
     for cell in cells:
         if cell.map is not None:
-            key = _key(cell, rule)
-            together.setdefault(key, []).append(cell.map)
-            signed[key] = signed.get(key, False) or _signed(cell) or cell.group in groups
-    return {key: Scale.of(maps, percentile, signed[key]) for key, maps in together.items()}
+            together.setdefault(cell.key(sharing), []).append(cell)
+    groups = {cell.group for cell in cells if cell.group and cell.is_signed}  # one method, one kind of colours
+    return {
+        key: Scale.of(
+            [cell.map for cell in some if cell.map is not None],
+            percentile,
+            any(cell.is_signed or cell.group in groups for cell in some),
+        )
+        for key, some in together.items()
+    }
 
 
-def _signed(cell: Cell) -> bool:
-    if cell.map is None or cell.signed is not None:
-        return bool(cell.signed)
-    values = np.asarray(cell.map)
-    return bool((values[np.isfinite(values)] < 0).any())
-
-
-def _remarks(cell: Cell, scale: Scale | None, relative: bool) -> list[str]:
+def _remarks(cell: Cell, scale: Scale | None, is_relative: bool) -> list[str]:
     """What has to be known to read this tile: its clip value, and whether something is odd about its map."""
     if cell.map is None or scale is None:
         return []
     values = np.asarray(cell.map)
-    missing = int(values.size - np.isfinite(values).sum())
+    num_missing = int(values.size - np.isfinite(values).sum())
     remarks = []
-    if relative and scale.percentile > 0:
+    if is_relative and scale.percentile > 0:
         remarks.append(f"1 = {number(scale.limit)}" + (" (maximum)" if scale.percentile == 100 else ""))
     if scale.floor:
         remarks.append(scale.begins)
     if not np.nan_to_num(values, posinf=0.0, neginf=0.0).any():
         remarks.append("zero everywhere")
-    if missing:
-        remarks.append(f"{missing} of {values.size} not finite (grey)")
+    if num_missing:
+        remarks.append(f"{num_missing} of {values.size} not finite (grey)")
     return remarks
 
 
-def _tile(cell: Cell, scale: Scale | None, relative: bool, look: _Look, alpha: float, mode: Mode) -> _Tile:
-    picture = _fitted(cell.image, look.tile)
-    if cell.map is not None and scale is not None:
-        picture = overlay(picture, cell.map, scale, alpha, None, mode)
-    note = " · ".join([*([cell.note] if cell.note else []), *_remarks(cell, scale, relative)])
-    return _Tile(picture, wrap(cell.title, look.title, look.tile, 2), wrap(note, look.small, look.tile, 3))
-
-
-def _fitted(image: Image.Image, tile: int) -> Image.Image:
-    factor = tile / max(image.size)
-    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
-    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-
-
-def _row(tiles: Sequence[_Tile], heading: str, look: _Look) -> Sheet:
+def _row(tiles: Sequence[tuple[Image.Image, list[str], list[str]]], heading: str, lengths: _Lengths) -> Sheet:
     """Titles stand on their tiles, notes hang under them; the row is as high as its highest member."""
-    lines = wrap(heading, look.heading, look.width - 2 * look.gap, 2)
-    start = len(lines) * line_height(look.heading) + (TIGHT if lines else 0)
-    above = start + max(len(tile.title) for tile in tiles) * line_height(look.title)
-    middle = max(tile.picture.height for tile in tiles)
-    below = max(len(tile.note) for tile in tiles) * line_height(look.small)
-    page = Sheet(look.width, above + TIGHT + middle + (TIGHT + below if below else 0))
-    page.write((look.gap, 0), lines, look.heading)
-    for index, tile in enumerate(tiles):
-        x = look.column(index)
-        page.write((x, above - len(tile.title) * line_height(look.title)), tile.title, look.title)
-        page.paste(tile.picture, (x + (look.tile - tile.picture.width) // 2, above + TIGHT))
-        page.write((x, above + middle + 2 * TIGHT), tile.note, look.small, SOFT_INK)
+    lines = wrap(heading, lengths.heading, lengths.width - 2 * lengths.gap, 2)
+    start = len(lines) * line_height(lengths.heading) + (TIGHT if lines else 0)
+    above = start + max(len(title) for _, title, _ in tiles) * line_height(lengths.title)
+    middle = max(image.height for image, _, _ in tiles)
+    below = max(len(note) for _, _, note in tiles) * line_height(lengths.small)
+    page = Sheet(lengths.width, above + TIGHT + middle + (TIGHT + below if below else 0))
+    page.write((lengths.gap, 0), lines, lengths.heading)
+    for index, (image, title, note) in enumerate(tiles):
+        x = lengths.column(index)
+        page.write((x, above - len(title) * line_height(lengths.title)), title, lengths.title)
+        page.paste(image, (x + (lengths.tile - image.width) // 2, above + TIGHT))
+        page.write((x, above + middle + 2 * TIGHT), note, lengths.small, SOFT_INK)
     return page
 
 
-def _beside(parts: Sequence[Sheet], look: _Look) -> Sheet:
-    page = Sheet(look.width, max(part.height for part in parts))
+def _beside(parts: Sequence[Sheet], lengths: _Lengths) -> Sheet:
+    page = Sheet(lengths.width, max(part.height for part in parts))
     for index, part in enumerate(parts):
-        page.put(part, (look.column(index), 0))
+        page.put(part, (lengths.column(index), 0))
     return page
 
 
-def _paragraph(text: str, size: int, ink: str, look: _Look) -> Sheet:
-    lines = wrap(text, size, look.width - 2 * look.gap, 24)
-    page = Sheet(look.width, max(1, len(lines) * line_height(size)))
-    page.write((look.gap, 0), lines, size, ink)
+def _paragraph(text: str, size: int, ink: str, lengths: _Lengths) -> Sheet:
+    lines = wrap(text, size, lengths.width - 2 * lengths.gap, 24)
+    page = Sheet(lengths.width, max(1, len(lines) * line_height(size)))
+    page.write((lengths.gap, 0), lines, size, ink)
     return page
 
 
-_LUMA = np.array([0.299, 0.587, 0.114])
+# -- which class owns which patch ----------------------------------------------------------------------
+
 _DIM = 0.8  # brightness of the grey photograph under the colours
 _CLEAR = 0.05  # the excess from which a patch counts as owned
 
@@ -252,8 +248,8 @@ def class_colours(count: int) -> Bytes:
 def excess(distribution: NDArray[Any]) -> Floats:
     """How far the largest of K shares `[K, ...]` is above an equal share: 0 at 1 / K, 1 where one class has it all."""
     shares = np.asarray(distribution, np.float64)
-    chance = 1 / len(shares)
-    return np.asarray(np.clip((shares.max(axis=0) - chance) / (1 - chance), 0.0, 1.0))
+    equal = 1 / len(shares)
+    return np.asarray(np.clip((shares.max(axis=0) - equal) / (1 - equal), 0.0, 1.0))
 
 
 def lead(maps: NDArray[Any]) -> Floats:
@@ -277,9 +273,9 @@ def owner_overlay(
     alpha * (1 - (1 - e)^2) * s. Shares `[K, h, w]` and strength `[h, w]` are enlarged bilinearly before
     the owner of a pixel is found.
     """
-    shares = np.stack([upsample(each, image.size) for each in _checked(distribution)])
+    shares = np.stack([upsample(share, image.size) for share in _checked(distribution)])
     colour = class_colours(len(shares))[shares.argmax(axis=0)].astype(np.float64)
-    grey = np.asarray(image.convert("RGB"), np.float64) @ _LUMA
+    grey = np.asarray(image.convert("RGB"), np.float64) @ LUMA
     under = np.repeat(_DIM * grey[..., None], 3, axis=-1)
     opacity = alpha * (1 - (1 - excess(shares)[..., None]) ** 2)
     if strength is not None:
@@ -297,7 +293,7 @@ def owners(
     caption: str = "",
     tile: int = TILE,
 ) -> Image.Image:
-    """The picture, who owns which patch, what is discriminative, what is shared, and a legend, side by side.
+    """The image, who owns which patch, what is discriminative, what is shared, and a legend, side by side.
 
     `distribution` and `maps` are `[K, h, w]`, `names` the K classes, the explained one first. Let e be the excess of
     the largest share and m the largest map, both patch by patch: discriminative is e m, shared is (1 - e) m, where m
@@ -308,23 +304,17 @@ def owners(
     shares, evidence = _checked(distribution), _checked(maps)
     if len(names) != len(shares) or evidence.shape != shares.shape:
         raise ValueError(f"{len(names)} names, {list(shares.shape)} shares and {list(evidence.shape)} maps do not fit")
-    most, above = np.maximum(evidence.max(axis=0), 0.0), excess(shares)
-    ahead = lead(evidence)
-    owner = shares.argmax(axis=0)
-    clear = above > _CLEAR
+    most, above, ahead = np.maximum(evidence.max(axis=0), 0.0), excess(shares), lead(evidence)
+    owner = np.where(above > _CLEAR, shares.argmax(axis=0), -1)
     total = float(ahead.sum()) or 1.0
-    owned = [float(ahead[clear & (owner == k)].sum()) / total for k in range(len(names))]
+    owned = [float(ahead[owner == index].sum()) / total for index in range(len(names))]
+    overlaid, legend = owner_overlay(image, shares, strength(evidence)), _legend(names, owned, tile)
     row = [
         Cell(image, None, "what the model saw"),
-        Cell(
-            owner_overlay(image, shares, strength(evidence)),
-            None,
-            "who owns which patch",
-            "grey: little evidence, or a tie",
-        ),
+        Cell(overlaid, None, "who owns which patch", "grey: little evidence, or a tie"),
         Cell(image, above * most, "discriminative", "speaks for one class", group="evidence", signed=False),
         Cell(image, (1 - above) * most, "shared", "speaks for several alike", group="evidence", signed=False),
-        Cell(_legend(names, owned, tile), None, "classes", "share of the evidence that each owns; the rest is shared"),
+        Cell(legend, None, "classes", "share of the evidence that each owns; the rest is shared"),
     ]
     return panel([row], caption, tile=tile, scale="group")
 
@@ -332,23 +322,21 @@ def owners(
 def _legend(names: Sequence[str], owned: Sequence[float], tile: int) -> Image.Image:
     """Colour, name and share of each class, as many as fit; the explained class first."""
     size = max(12, tile // 19)
-    step = round(2.15 * line_height(size))
     swatch = line_height(size)
+    step = round(2.15 * swatch)
     legend = Image.new("RGB", (tile, tile), "white")
     draw = ImageDraw.Draw(legend)
     room = max(1, tile // step)
-    shown = len(names) if len(names) <= room else room - 1
-    for index, colour in enumerate(class_colours(len(names))[:shown]):
-        y = index * step
+    count = len(names) if len(names) <= room else room - 1
+    for index, colour in enumerate(class_colours(len(names))[:count]):
+        y, left = index * step, swatch + size // 2 + 2
         draw.rounded_rectangle((0, y + 2, swatch, y + 2 + swatch), radius=swatch // 4, fill=tuple(map(int, colour)))
-        left = swatch + size // 2 + 2
-        (name, *_) = [*wrap(names[index], size, tile - left, 1), ""]
-        part = f"{100 * owned[index]:.0f} %" + (", explained" if index == 0 else "")
-        draw_lines(draw, (left, y), [name], size, INK)
-        draw_lines(draw, (left, y + line_height(size)), [part], size, SOFT_INK)
-    if shown < len(names):
-        more = shorten(f"and {len(names) - shown} more", size, tile)
-        draw_lines(draw, (0, shown * step), [more], size, SOFT_INK)
+        share = f"{100 * owned[index]:.0f} %" + (", explained" if index == 0 else "")
+        draw_lines(draw, (left, y), wrap(names[index], size, tile - left, 1), size, INK)
+        draw_lines(draw, (left, y + line_height(size)), [share], size, SOFT_INK)
+    if count < len(names):
+        more = shorten(f"and {len(names) - count} more", size, tile)
+        draw_lines(draw, (0, count * step), [more], size, SOFT_INK)
     return legend
 
 
@@ -357,6 +345,9 @@ def _checked(values: NDArray[Any]) -> Floats:
     if array.ndim != 3 or len(array) < 2 or 0 in array.shape:
         raise ValueError(f"shares and maps have the shape [K, h, w] with K at least 2, not {list(array.shape)}")
     return array
+
+
+# -- map times input -----------------------------------------------------------------------------------
 
 
 def times_input(image: Image.Image, map: NDArray[Any], scale: Scale | None = None) -> Image.Image:
@@ -373,9 +364,8 @@ def times_input(image: Image.Image, map: NDArray[Any], scale: Scale | None = Non
 
 def above_zero(map: NDArray[Any], percentile: float = 99.0) -> Scale:
     """The scale of what is above zero in a map. It begins at zero whatever the map: a product has no other place."""
-    return replace(
-        Scale.of([np.maximum(np.asarray(map, np.float64), 0.0)], percentile, signed=False), low=0.0, floor=0.0
-    )
+    scale = Scale.of([np.maximum(np.asarray(map, np.float64), 0.0)], percentile, signed=False)
+    return replace(scale, low=0.0, floor=0.0)
 
 
 def before_and_after(
@@ -386,10 +376,10 @@ def before_and_after(
     caption: str = "",
     tile: int = TILE,
 ) -> Image.Image:
-    """The picture, and the same times two maps of it, each on a scale of its own that is written under it."""
+    """The image, and the same times two maps of it, each on a scale of its own that is written under it."""
     row = [Cell(image, None, "what the model saw")]
     for title, map in zip(titles, (before, after), strict=True):
-        row.append(Cell(times_input(image, map), None, title, _note(map)))
+        row.append(Cell(times_input(image, map), None, title, _brightness(map)))
     rule = (
         "Pixels times the part of the map above zero, enlarged bilinearly: black where nothing speaks for the class. "
         "Each map has its own scale; light and dark of the photograph remain, so a dark object stays dark."
@@ -397,7 +387,7 @@ def before_and_after(
     return panel([row], f"{caption}. {rule}" if caption else rule, tile=tile)
 
 
-def _note(map: NDArray[Any]) -> str:
+def _brightness(map: NDArray[Any]) -> str:
     scale = above_zero(map)
     if not (np.nan_to_num(np.asarray(map, np.float64)) > 0).any():
         return "nothing above zero"
@@ -405,31 +395,14 @@ def _note(map: NDArray[Any]) -> str:
     return f"full brightness from {number(scale.limit)}{where}"
 
 
-class Shown(Protocol):
-    """What a picture may be made of: an explanation."""
+# -- pictures of extras --------------------------------------------------------------------------------
 
-    @property
-    def map(self) -> Any: ...
-
-    @property
-    def image(self) -> Image.Image: ...
-
-    @property
-    def extras(self) -> Mapping[str, Any]: ...
-
-    @property
-    def class_names(self) -> Sequence[str]: ...
-
-    @property
-    def source_line(self) -> str: ...
-
-
-Draw = Callable[[Shown, int], Image.Image]
+Draw = Callable[[Any, int], Image.Image]
 
 
 @dataclass(frozen=True)
-class Extra:
-    """One such picture: `draw` gets the explanation and the side of a tile in pixels."""
+class ExtraPicture:
+    """A picture of what a method returns beside its map: `draw` gets the explanation and the side of a tile."""
 
     name: str
     title: str
@@ -440,7 +413,7 @@ class Extra:
     """A method that returns them, with `{}` for the one it is put around."""
 
 
-EXTRAS: dict[str, Extra] = {}
+EXTRAS: dict[str, ExtraPicture] = {}
 
 
 def renders_extra(name: str, title: str, needs: Sequence[str], made_by: str = "") -> Callable[[Draw], Draw]:
@@ -449,28 +422,29 @@ def renders_extra(name: str, title: str, needs: Sequence[str], made_by: str = ""
     def decorate(draw: Draw) -> Draw:
         if name in EXTRAS:
             raise ValueError(f"two pictures are called {name!r}")
-        EXTRAS[name] = Extra(name, title, tuple(needs), draw, made_by)
+        EXTRAS[name] = ExtraPicture(name, title, tuple(needs), draw, made_by)
         return draw
 
     return decorate
 
 
-def pictures_of(extras: Mapping[str, Any]) -> list[Extra]:
+def pictures_of(extras: Mapping[str, Any]) -> list[ExtraPicture]:
     """The pictures that these extras allow."""
     return [extra for extra in EXTRAS.values() if all(need in extras for need in extra.needs)]
 
 
 @renders_extra("owners", "Who owns which patch", needs=("distribution", "maps", "classes"), made_by="var({})")
-def _owners(shown: Shown, tile: int) -> Image.Image:
+def _owners(explanation: Any, tile: int) -> Image.Image:
     """The distribution of `var`: who owns which patch, what is discriminative and what is shared."""
-    there = shown.extras["classes"] >= 0
-    shares, maps = (shown.extras[name][there].numpy() for name in ("distribution", "maps"))
-    return owners(shown.image, shares, maps, shown.class_names, shown.source_line, tile)
+    e = explanation
+    is_class = e.extras["classes"] >= 0
+    shares, maps = (e.extras[name][is_class].numpy() for name in ("distribution", "maps"))
+    return owners(e.image, shares, maps, e.class_names, e.source_line, tile)
 
 
 @renders_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
-def _times_input(shown: Shown, tile: int) -> Image.Image:
-    """How VAR's paper shows transformers: the picture times the base's own map, and times what `var` leaves of it."""
-    before, after = shown.extras["maps"][0].numpy(), shown.map.numpy()
-    titles = f"{shown.class_names[0]}: the base alone", f"{shown.class_names[0]}: with var"
-    return before_and_after(shown.image, before, after, titles, shown.source_line, tile)
+def _times_input(explanation: Any, tile: int) -> Image.Image:
+    """How VAR's paper shows transformers: the image times the base's own map, and times what `var` leaves of it."""
+    e = explanation
+    titles = f"{e.class_names[0]}: the base alone", f"{e.class_names[0]}: with var"
+    return before_and_after(e.image, e.extras["maps"][0].numpy(), e.map.numpy(), titles, e.source_line, tile)

@@ -21,7 +21,7 @@ _BAND = 2**20  # pixels computed at a time
 _FLOOR = 0.4  # share of alpha that a zero of an unsigned map still gets
 _DIM = 0.65  # brightness of the grey photograph under that zero
 _FADE = 0.35  # how far a signed map's neutral regions go towards grey: a red sofa must not look like evidence
-_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def upsample(map: NDArray[Any], size: tuple[int, int], mode: Mode = "bilinear") -> Floats:
@@ -99,16 +99,16 @@ def on_photo(
     if x0 >= x1 or y0 >= y1:
         raise ValueError(f"box {box!r} covers no pixel of a photograph of {photo.width} x {photo.height}")
 
-    across, down = columns / (right - left), rows / (bottom - top)  # cells per photo pixel
+    x_cells, y_cells = columns / (right - left), rows / (bottom - top)  # per pixel of the photograph
 
     def paint(pixels: Pixels, above: int, below: int) -> Pixels:
         canvas = 0.45 * _grey(pixels) + 0.12 * pixels
         first, last = max(above, y0), min(below, y1)
         if first < last:
-            seen = ((x0 - left) * across, (first - top) * down, (x1 - left) * across, (last - top) * down)
+            seen = ((x0 - left) * x_cells, (first - top) * y_cells, (x1 - left) * x_cells, (last - top) * y_cells)
             inside = (slice(first - above, last - above), slice(x0, x1))
-            drawn = _resample(values, (x1 - x0, last - first), seen, mode)
-            canvas[inside] = _blend(pixels[inside], drawn, scale, alpha, colours)
+            resampled = _resample(values, (x1 - x0, last - first), seen, mode)
+            canvas[inside] = _blend(pixels[inside], resampled, scale, alpha, colours)
         return canvas
 
     picture = _in_bands(photo, paint)
@@ -140,12 +140,12 @@ def cut_out(photo: Image.Image, box: Box, seen: Image.Image) -> Image.Image:
 
 def _in_bands(image: Image.Image, paint: Callable[[Pixels, int, int], Pixels]) -> Image.Image:
     """Paint over an image some rows at a time: a photograph may be large, and floats are four times larger."""
-    made = Image.new("RGB", image.size)
+    result = Image.new("RGB", image.size)
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         bottom = min(image.height, top + rows)
-        made.paste(_picture(paint(_pixels(image.crop((0, top, image.width, bottom))), top, bottom)), (0, top))
-    return made
+        result.paste(_picture(paint(_pixels(image.crop((0, top, image.width, bottom))), top, bottom)), (0, top))
+    return result
 
 
 def _blend(photo: Pixels, values: Floats, scale: Scale, alpha: float, colours: str | None) -> Pixels:
@@ -183,13 +183,13 @@ def _resample(values: Floats, size: tuple[int, int], seen: Box, mode: Mode) -> F
         return nearest
     if mode != "bilinear":
         raise ValueError(f"mode must be 'bilinear' or 'nearest', not {mode!r}")
-    known = np.isfinite(values)
-    if known.all():
+    is_finite = np.isfinite(values)
+    if is_finite.all():
         return _bilinear(values, size, seen)
-    if not known.any():
+    if not is_finite.any():
         return np.full((height, width), np.nan)
-    weight = _bilinear(known.astype(np.float64), size, seen)
-    total = _bilinear(np.where(known, values, 0.0), size, seen)
+    weight = _bilinear(is_finite.astype(np.float64), size, seen)
+    total = _bilinear(np.where(is_finite, values, 0.0), size, seen)
     visible = np.isfinite(nearest) & (weight > 0)
     return np.where(visible, total / np.where(visible, weight, 1.0), np.nan)
 
@@ -223,7 +223,7 @@ def _pixels(image: Image.Image) -> Pixels:
 
 
 def _grey(pixels: Pixels) -> Pixels:
-    return np.asarray((pixels @ _LUMA)[..., None])
+    return np.asarray((pixels @ LUMA.astype(np.float32))[..., None])
 
 
 def _picture(pixels: Pixels) -> Image.Image:
