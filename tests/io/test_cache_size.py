@@ -24,10 +24,10 @@ from vitreous.tracing.statistics import ActivationStats
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing in memory, and a cache folder of its own that is not there yet."""
-    scenes._kept.clear()
+    scenes._cached.clear()
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
-    scenes._kept.clear()
+    scenes._cached.clear()
 
 
 def entry(folder: Path, digit: str, age: float, size: int = 1000) -> Path:

@@ -68,4 +68,4 @@ def test_active_means_in_more_than_one_in_a_hundred() -> None:
     assert part.merge(more).active.tolist() == [[False, True, False]]
     bare = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
     assert bare.active.tolist() == [[False, True, True]]
-    assert part.merge(bare).other is None
+    assert part.merge(bare).nonzero is None

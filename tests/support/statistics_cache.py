@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent.parent / "support"
 def explained(model: Any, forget: bool = True) -> Tensor:
     """A map by a process that remembers nothing, warnings being errors (pyproject.toml)."""
     if forget:
-        scenes._kept.clear()
+        scenes._cached.clear()
     return vt.get_method(SHORT).attribute(model, images(model, 1), 1)
 
 

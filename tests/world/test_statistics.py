@@ -30,10 +30,10 @@ SHORT = "coiba(steps=3, samples=2)"
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing in memory, and a cache folder of its own that is not there yet."""
-    scenes._kept.clear()
+    scenes._cached.clear()
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
-    scenes._kept.clear()
+    scenes._cached.clear()
 
 
 def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) -> list[tuple[Tensor, Tensor]]:
@@ -68,10 +68,10 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
     vision_model = vt.wrap(model)
     size = vision_model.preprocess.size
     expected = slowly(model, size, [block.norm1 for block in model.blocks] + list(model.blocks))
-    found = [world_statistics(vision_model, size, point) for point in ("norm1", "output")]
+    found = [world_statistics(vision_model, size, point) for point in ("norm1", "resid_post")]
     both = [
         each.moments[point, layer]
-        for each, point in zip(found, ("norm1", "output"), strict=True)
+        for each, point in zip(found, ("norm1", "resid_post"), strict=True)
         for layer in (0, 1, 2)
     ]
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
@@ -80,14 +80,14 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
         assert moments.mean.dtype == dtype
         torch.testing.assert_close(moments.mean.double(), mean, **close)
         torch.testing.assert_close(moments.std.double(), std, **close)
-    assert [(each.told, each.size, each.model) for each in found] == [("world:64", size, vision_model.name)] * 2
+    assert [(each.description, each.size, each.model) for each in found] == [("world:64", size, vision_model.name)] * 2
 
 
 def test_they_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
     model, made = vt.wrap(FAMILIES["vit"]().double()), []
     for at_once in (1, 7, 64):
-        scenes._kept.clear()
+        scenes._cached.clear()
         made.append(world_statistics(model, (32, 32), "norm1", at_once))
     assert sum(ran) == 3 * 64
     assert ran[64:74] == [7] * 9 + [1]
@@ -145,7 +145,7 @@ def test_the_identity_of_a_result_does_not_know_the_cache(ran: list[int]) -> Non
     model, how = FAMILIES["vit"](), vt.get_method(SHORT)
     before = how.fingerprint
     first = vt.explain(model, images(model, 1)[0], how)
-    scenes._kept.clear()
+    scenes._cached.clear()
     again = vt.explain(model, images(model, 1)[0], how)
     assert sum(ran) == SCENES
     assert torch.equal(first.map, again.map)
@@ -240,7 +240,7 @@ def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
         def check_inputs(self, inputs: Tensor) -> None:
             assert inputs.ndim == 3
 
-        def prove(self, inputs: Tensor) -> None:
+        def verify(self, inputs: Tensor) -> None:
             pass
 
         def embed(self, inputs: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def test_a_part_of_a_part_knows_its_images() -> None:
     vision_model = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 1, 1)).model
     inner = vision_model.suffix(1, inputs).suffix(1, vision_model.embed(inputs))
     assert inner.image_size == (32, 32)
-    assert scenes._whole(inner) == (vision_model, 2)
+    assert scenes._full_model(inner) == (vision_model, 2)
 
 
 def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> None:

@@ -32,10 +32,10 @@ from vitreous.tracing.statistics_collect import SCENES, world_statistics
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing in memory, and a cache folder of its own that is not there yet."""
-    scenes._kept.clear()
+    scenes._cached.clear()
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "deep" / "cache"))
     yield tmp_path / "deep" / "cache"
-    scenes._kept.clear()
+    scenes._cached.clear()
 
 
 # -- where it is used --------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypa
     world_statistics(vision_model, (32, 32), "norm1")
     other = vt.wrap(FAMILIES["vit"](), preprocess=replace(vision_model.preprocess, mean=(0.5, 0.5, 0.5)))
     world_statistics(other, (32, 32), "norm1")
-    world_statistics(vision_model, (32, 32), "output")
+    world_statistics(vision_model, (32, 32), "resid_post")
     world_statistics(vt.wrap(FAMILIES["vit"]().double()), (32, 32), "norm1")
     cut = FAMILIES["vit"]()
     for block in cut.blocks:
@@ -129,13 +129,13 @@ def test_statistics_of_code_that_cannot_be_known_stay_in_memory(
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
-    monkeypatch.setattr(scenes, "_MOST_KEPT", 2)
+    monkeypatch.setattr(scenes, "_MOST_CACHED", 2)
     for family in ("vit", "gap", "clip", "qk_norm"):
         world_statistics(vt.wrap(FAMILIES[family]()), (32, 32), "norm1")
-    assert len(scenes._kept) == 2
+    assert len(scenes._cached) == 2
     monkeypatch.setattr(scenes, "_MOST_BYTES", 10)
     world_statistics(vt.wrap(FAMILIES["vit"]()), (32, 32), "norm1")
-    assert len(scenes._kept) == 1
+    assert len(scenes._cached) == 1
 
 
 # -- where it is not ---------------------------------------------------------------------------------------------------
@@ -156,14 +156,14 @@ def other_weights(path: Path) -> None:
     made = world_statistics(vt.wrap(model), (32, 32), "norm1")
     path.unlink()
     made.save(path)
-    assert ActivationStats.load(path).told == "world:64"
+    assert ActivationStats.load(path).description == "world:64"
 
 
 def claims_to_be_ours(path: Path) -> None:
     """The same, with this model's digest written into it."""
-    maker = ActivationStats.load(path).maker
+    maker = ActivationStats.load(path).model_digest
     other_weights(path)
-    replace(ActivationStats.load(path), maker=maker).save(path, overwrite=True)
+    replace(ActivationStats.load(path), model_digest=maker).save(path, overwrite=True)
 
 
 SPOILT: dict[str, Callable[[Path], object]] = {
@@ -185,13 +185,13 @@ def test_a_file_that_is_not_right_is_not_used(how: str, fresh: Path, ran: list[i
     model = FAMILIES["vit"]()
     first = explained(model)
     path = only(fresh)
-    sealed, numbers = ActivationStats.load(path).pictures, ActivationStats.load(path).fingerprint
+    sealed, numbers = ActivationStats.load(path).images_digest, ActivationStats.load(path).fingerprint
     SPOILT[how](path)
     ran.clear()
     assert torch.equal(explained(model), first)
     assert sum(ran) == SCENES
     mended = ActivationStats.load(path)
-    assert (mended.told, mended.pictures, mended.fingerprint) == ("world:64", sealed, numbers)
+    assert (mended.description, mended.images_digest, mended.fingerprint) == ("world:64", sealed, numbers)
     assert torch.equal(explained(model), first)
     assert sum(ran) == SCENES
 
@@ -285,7 +285,7 @@ def test_processes_at_once(fresh: Path) -> None:
     told = [each.communicate("go\n") for each in both]
     assert [each.returncode for each in both] == [0, 0], told
     assert told[0][0] == told[1][0] != ""
-    assert ActivationStats.load(only(fresh)).told == "world:64"
+    assert ActivationStats.load(only(fresh)).description == "world:64"
 
 
 def test_threads_at_once(fresh: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_command_keeps_nothing_where_it_is_told(
     assert run(*given, "--no-cache").code == 0
     assert not fresh.exists()
     monkeypatch.setenv("VITREOUS_CACHE", str(fresh))
-    scenes._kept.clear()
+    scenes._cached.clear()
     assert run(*given).code == 0
     only(fresh)
     shutil.rmtree(fresh)

@@ -375,10 +375,12 @@ def stats(
             progress=bar,
             on_error=options.skipped,
         )
-    facts = {"model": written.model, "input_size": list(written.size), "source": written.told, "file": str(out)}
+    facts = {"model": written.model, "input_size": list(written.size), "source": written.description, "file": str(out)}
     if as_json:
         options.print_json({"schema": "vitreous.statistics/1", **facts})
     elif not quiet:
-        options.say(f"{written.told} at {written.size[0]} x {written.size[1]} in {written.model}, written to {out}")
-    if written.count < written.taken:
+        options.say(
+            f"{written.description} at {written.size[0]} x {written.size[1]} in {written.model}, written to {out}"
+        )
+    if written.count < written.num_seen:
         raise typer.Exit(1)

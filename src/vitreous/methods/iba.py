@@ -98,7 +98,7 @@ class Bottleneck(Method):
     def notes(self) -> dict[str, Any]:
         if self.stats in _WORDS:
             return {"statistics": _WORDS[str(self.stats)]}
-        return {"statistics": self._given().told}
+        return {"statistics": self._given().description}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -28,8 +28,6 @@ from vitreous.tracing.records import Activation, Pass, Record
 from vitreous.tracing.runner import run
 from vitreous.tracing.targets import Target
 
-__all__ = ["Moments", "ActivationStats", "maker_of", "noise", "statistics_of"]
-
 _FORMAT = "vitreous.statistics/2"
 _ACTIVE = 0.01
 
@@ -37,13 +35,13 @@ _ACTIVE = 0.01
 class Moments(NamedTuple):
     """Mean ``[N, D]``, sum of squared deviations ``[N, D]``, and of how many values each.
 
-    ``other`` counts the values that were not zero, where someone may ask: where blocks do not add to one stream.
+    ``nonzero`` counts the values that were not zero, where someone may ask: where blocks do not add to one stream.
     """
 
     mean: Tensor
     square: Tensor
     n: int
-    other: Tensor | None = None
+    nonzero: Tensor | None = None
 
     @property
     def std(self) -> Tensor:
@@ -53,38 +51,69 @@ class Moments(NamedTuple):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it holds, in one precision."""
-        return (self.mean, self.square, *(() if self.other is None else (self.other.to(self.mean),)))
+        return (self.mean, self.square, *(() if self.nonzero is None else (self.nonzero.to(self.mean),)))
 
     @property
     def active(self) -> Tensor:
         """Where more than 1 % of the values were not zero; where they were not counted, any of them."""
-        if self.other is None:
+        if self.nonzero is None:
             return (self.mean != 0) | (self.square != 0)
-        return self.other > _ACTIVE * self.n
+        return self.nonzero > _ACTIVE * self.n
 
     def merge(self, more: Moments) -> Moments:
         """Return the moments of both sets of values together."""
         n, apart = self.n + more.n, more.mean.double() - self.mean.double()
         mean = self.mean.double() + apart * (more.n / n)
-        other = None if self.other is None or more.other is None else self.other + more.other
-        return Moments(mean, self.square.double() + more.square + apart**2 * (self.n * more.n / n), n, other)
+        nonzero = None if self.nonzero is None or more.nonzero is None else self.nonzero + more.nonzero
+        return Moments(mean, self.square.double() + more.square + apart**2 * (self.n * more.n / n), n, nonzero)
 
     def pooled(self) -> Moments:
         """Return the moments over all tokens, ``[1, D]``."""
         mean = self.mean.double().mean(dim=0, keepdim=True)
         square = self.square.double() + self.n * (self.mean.double() - mean) ** 2
-        other = None if self.other is None else self.other.sum(dim=0, keepdim=True)
-        return Moments(mean, square.sum(dim=0, keepdim=True), self.n * len(self.mean), other)
+        nonzero = None if self.nonzero is None else self.nonzero.sum(dim=0, keepdim=True)
+        return Moments(mean, square.sum(dim=0, keepdim=True), self.n * len(self.mean), nonzero)
+
+    def check(self) -> Moments:
+        """Return these moments, or refuse what none of ours would be."""
+        mean, square, nonzero = self.mean, self.square, self.nonzero
+        fits = mean.ndim == 2 and mean.shape == square.shape and mean.is_floating_point() and square.is_floating_point()
+        fits = fits and (nonzero is None or (nonzero.shape == mean.shape and not nonzero.is_floating_point()))
+        if not fits or self.n < 1 or not (mean.isfinite().all() and square.isfinite().all() and (square >= 0).all()):
+            raise ValueError(f"moments of shape {list(mean.shape)} over {self.n} images are not finite, or negative")
+        return self
 
 
 @dataclass(frozen=True, eq=False)
 class ActivationStats:
-    """Mean and deviation of a model's activations over ``count`` images of one size, at every layer.
+    """Mean and deviation of a model's activations over some images of one size, at every layer.
 
-    ``source`` says what the images were: ``"images"``, ``"noise"`` or ``"world"``; ``maker`` is a digest of the
-    weights, the preprocessing and the precision they were made with. ``taken`` counts the pictures that were looked at,
-    those that could not be read included, and ``pictures`` is a digest of them: with both a collection goes on where it
-    stopped. (Statistics of the world have a seal in its place.)
+    Parameters
+    ----------
+    model : str
+        The name of the model.
+    size : tuple of int
+        Height and width of the images.
+    source : str
+        What the images were: ``"images"``, ``"noise"`` or ``"world"``.
+    count : int
+        How many images were averaged.
+    moments : mapping of (str, int) to Moments
+        Mean, sum of squared deviations and count for each hook point and layer.
+    num_seen : int, default 0
+        How many images were looked at, those that could not be read included.
+    images_digest : str, default ""
+        A digest of these images: with both a collection goes on where it stopped. (Those of the world have a seal.)
+    path : str, optional
+        The file they were read from.
+    model_digest : str, default ""
+        A digest of the weights, the preprocessing and the precision they were made with.
+
+    Examples
+    --------
+    >>> stats = vt.collect_activation_stats(model, noise=10)
+    >>> stats.description
+    'noise:10'
     """
 
     model: str
@@ -92,29 +121,28 @@ class ActivationStats:
     source: str
     count: int
     moments: Mapping[tuple[str, int], Moments] = field(repr=False)
-    taken: int = 0
-    pictures: str = ""
+    num_seen: int = 0
+    images_digest: str = ""
     path: str | None = None
-    maker: str = ""
+    model_digest: str = ""
     _compared: set[str] = field(default_factory=set, init=False, repr=False)
-    """Makers that models of this process were found to be, by every byte of their weights."""
+    """Digests of models of this process, by every byte of their weights."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """What they were made from, in a word: ``"images:200"``."""
         return f"{self.source}:{self.count}"
 
     def __str__(self) -> str:
-        return self.path or self.told
+        return self.path or self.description
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ActivationStats):
             return NotImplemented
-        same = (self._facts, self.moments.keys()) == (other._facts, other.moments.keys())
-        return same and all(
-            torch.equal(mine.double(), theirs.double())
+        return (self._facts, self.moments.keys()) == (other._facts, other.moments.keys()) and all(
+            torch.equal(one.double(), another.double())
             for key, moments in self.moments.items()
-            for mine, theirs in zip(moments.tensors, other.moments[key].tensors, strict=True)
+            for one, another in zip(moments.tensors, other.moments[key].tensors, strict=True)
         )
 
     def __hash__(self) -> int:
@@ -122,31 +150,31 @@ class ActivationStats:
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return self.model, self.size, self.source, self.count, self.maker
+        return self.model, self.size, self.source, self.count, self.model_digest
 
     @property
     def fingerprint(self) -> str:
         """A digest of the numbers themselves."""
-        named = [
-            (f"{point}.{layer}.{moment.n}", torch.stack(moment.tensors))
-            for (point, layer), moment in self.moments.items()
-        ]
-        return fingerprint_of(sorted(named, key=lambda pair: pair[0]))
+        named = {
+            f"{point}.{layer}.{moments.n}": torch.stack(moments.tensors)
+            for (point, layer), moments in self.moments.items()
+        }
+        return fingerprint_of(sorted(named.items(), key=lambda pair: pair[0]))
 
     # -- making ----------------------------------------------------------------------------------------
 
     def merge(self, other: ActivationStats) -> ActivationStats:
         """Return the statistics of both sets of images together."""
-        if self._facts[:3] != other._facts[:3] or self.maker != other.maker:
-            ours, theirs = (f"{s.source} of {s.size[0]} x {s.size[1]} in {s.model}" for s in (self, other))
-            raise VitreousError(f"statistics of {ours} and of {theirs} cannot be merged")
+        if self._facts[:3] != other._facts[:3] or self.model_digest != other.model_digest:
+            both = (f"{stats.source} of {stats.size[0]} x {stats.size[1]} in {stats.model}" for stats in (self, other))
+            raise VitreousError(f"statistics of {' and of '.join(both)} cannot be merged")
         moments = {key: moment.merge(other.moments[key]) for key, moment in self.moments.items()}
         return replace(self, count=self.count + other.count, moments=moments, path=None)
 
     def pooled(self) -> ActivationStats:
         """Return the statistics over all tokens of a layer: no longer bound to positions, input size or settings."""
         moments = {key: moment.pooled() for key, moment in self.moments.items()}
-        return replace(self, moments=moments, path=None, maker="")
+        return replace(self, moments=moments, path=None, model_digest="")
 
     # -- using -----------------------------------------------------------------------------------------
 
@@ -160,38 +188,69 @@ class ActivationStats:
         if self.count < 2:
             raise VitreousError(f"the statistics {self} are of {self.count} image: there is no deviation; take more")
         if len(moments.mean) > 1 and self.size != tuple(size):
-            made, given = (f"{height} x {width}" for height, width in (self.size, size))
-            raise ModelError(f"the statistics {self} were made at {made}, the input is {given}; pool them over tokens")
-        if self.maker and not self._is_of(model):
+            own, other = (f"{height} x {width}" for height, width in (self.size, size))
+            raise ModelError(f"the statistics {self} were made at {own}, the input is {other}; pool them over tokens")
+        if self.model_digest and not self._is_of(model):
             raise ModelError(f"the statistics {self} were made with other weights or settings of {model.name}")
         return moments
 
     def _is_of(self, model: VisionModel) -> bool:
         """Whether a model is the one they were made with; every byte of its weights is compared once."""
-        maker = maker_of(model, recent=self.maker in self._compared)
-        self._compared.add(maker)
-        return maker == self.maker
+        digest = digest_of_model(model, recent=self.model_digest in self._compared)
+        self._compared.add(digest)
+        return digest == self.model_digest
 
     # -- files -----------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, overwrite: bool = False, held: bool = False) -> Path:
-        """Write a safetensors file, whole or not at all; ``held`` says that the caller has its lock."""
-        facts = {"format": _FORMAT, "model": self.model, "size": f"{self.size[0]}x{self.size[1]}"}
-        facts |= {"source": self.source, "count": str(self.count), "taken": str(self.taken)}
-        facts |= {"pictures": self.pictures, "maker": self.maker}
-        tensors = {}
+        """Write a safetensors file, or nothing at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where to.
+        overwrite : bool, default False
+            Whether a file that is there may be replaced.
+        held : bool, default False
+            Whether the caller has the file's lock.
+
+        Returns
+        -------
+        Path
+            The file.
+        """
+        facts = {"format": _FORMAT, "size": f"{self.size[0]}x{self.size[1]}", "count": str(self.count)}
+        facts |= {"taken": str(self.num_seen), "pictures": self.images_digest, "maker": self.model_digest}
+        tensors: dict[str, Tensor] = {}
         for (point, layer), moments in self.moments.items():
-            tensors[f"{point}.{layer}.mean"] = moments.mean.contiguous()
-            tensors[f"{point}.{layer}.square"] = moments.square.contiguous()
-            tensors[f"{point}.{layer}.n"] = torch.tensor(moments.n)
-            if moments.other is not None:
-                tensors[f"{point}.{layer}.other"] = moments.other.contiguous()
-        disk.write_file(path, save(tensors, facts), overwrite=overwrite, held=held)
+            values = (moments.mean.contiguous(), moments.square.contiguous(), torch.tensor(moments.n), moments.nonzero)
+            names = (f"{point}.{layer}.{name}" for name in _KEYS)
+            tensors |= {
+                name: value.contiguous() for name, value in zip(names, values, strict=True) if value is not None
+            }
+        content = save(tensors, {**facts, "model": self.model, "source": self.source})
+        disk.write_file(path, content, overwrite=overwrite, held=held)
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> ActivationStats:
-        """Read a file that ``save`` wrote."""
+        """Read a file that ``save`` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        ActivationStats
+            What it holds.
+
+        Raises
+        ------
+        VitreousError
+            If there is no such file, or it holds anything else.
+        """
         if not os.path.isfile(path):
             raise VitreousError(f"no statistics at {path}; `vitreous stats` makes them")
         try:
@@ -200,39 +259,34 @@ class ActivationStats:
                 if facts.get("format") != _FORMAT:
                     raise ValueError(f"its format is {facts.get('format')!r}, not {_FORMAT!r}")
                 moments, names = {}, {*file.keys()}
-                for name in names:
-                    point, layer, what = name.split(".")
-                    if what == "mean":
-                        fields = [f"{point}.{layer}.{each}" for each in Moments._fields]
-                        mean, square, n = (file.get_tensor(each) for each in fields[:3])
-                        other = file.get_tensor(fields[3]) if fields[3] in names else None
-                        moments[point, int(layer)] = _checked(Moments(mean, square, int(n), other))
-                height, width = facts["size"].split("x")
-                whole = (int(facts["count"]), moments, int(facts["taken"]), facts["pictures"], str(path))
-                return cls(facts["model"], (int(height), int(width)), facts["source"], *whole, facts["maker"])
+                for point, layer, key in (name.split(".") for name in names):
+                    if key == "mean":
+                        keys = [f"{point}.{layer}.{key}" for key in _KEYS]
+                        mean, square, n = (file.get_tensor(key) for key in keys[:3])
+                        nonzero = file.get_tensor(keys[3]) if keys[3] in names else None
+                        moments[point, int(layer)] = Moments(mean, square, int(n), nonzero).check()
+            height, width = facts["size"].split("x")
+            return cls(
+                facts["model"], (int(height), int(width)), facts["source"], int(facts["count"]), moments,
+                int(facts["taken"]), facts["pictures"], str(path), facts["maker"],
+            )  # fmt: skip
         except Exception as error:  # foreign bytes can break a reader anywhere
             reason = one_line(f"{type(error).__name__}: {error}")[:160]
             raise VitreousError(f"{path} holds no statistics that can be read ({reason})") from error
 
 
-def _checked(moments: Moments) -> Moments:
-    """Refuse moments that none of ours would be."""
-    mean, square, n, other = moments
-    plain = mean.ndim == 2 and mean.shape == square.shape and mean.is_floating_point() and square.is_floating_point()
-    plain = plain and (other is None or (other.shape == mean.shape and not other.is_floating_point()))
-    if not plain or n < 1 or not (mean.isfinite().all() and square.isfinite().all() and (square >= 0).all()):
-        raise ValueError(f"moments of shape {list(mean.shape)} over {n} images are not finite, or negative")
-    return moments
+_KEYS = ("mean", "square", "n", "other")
+"""What a file calls the fields of moments."""
 
 
-def maker_of(model: VisionModel, recent: bool = False) -> str:
-    """Return a digest of what activations depend on beside the pictures: the model's identity and its precision.
+def digest_of_model(model: VisionModel, recent: bool = False) -> str:
+    """Return a digest of what activations depend on beside the images: the model's identity and its precision.
 
     Every byte of the weights is read; with ``recent``, only where they seem to have changed since the last time.
     """
     snapshot = Snapshot(model)
-    told = [str(snapshot.recent if recent else snapshot.identity), str(model.dtype)]
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+    facts = [str(snapshot.recent if recent else snapshot.identity), str(model.dtype)]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def statistics_of(
@@ -240,11 +294,11 @@ def statistics_of(
 ) -> ActivationStats:
     """Return the statistics of one batch ``[B, 3, H, W]`` that fits into memory. Cost: one forward per image.
 
-    Written down are the output of each block's first norm and the residual stream after the block, or these ``sites``.
+    Of each block they are those of the first norm's output and of the residual stream after it, or of these points.
     """
-    wanted = (model.branch_point, "resid_post") if points is None else points
+    points = (model.branch_point, "resid_post") if points is None else points
     layers = tuple(range(model.depth))
-    records = tuple(Record(point, _batch_moments, layers, grad=False) for point in dict.fromkeys(wanted))
+    records = tuple(Record(point, _batch_moments, layers, grad=False) for point in dict.fromkeys(points))
     cache = run(model, model.cast(inputs), Pass(records), Target())
     moments = {}
     for record in records:
@@ -252,9 +306,8 @@ def statistics_of(
             mean, square, *nonzero = value.double().cpu()
             moments[record.point, layer] = Moments(mean, square, len(inputs), *(count.long() for count in nonzero))
     height, width = inputs.shape[-2:]
-    return ActivationStats(
-        model.name, (height, width), source, len(inputs), moments, maker=maker_of(model, recent=True)
-    )
+    digest = digest_of_model(model, recent=True)
+    return ActivationStats(model.name, (height, width), source, len(inputs), moments, model_digest=digest)
 
 
 def noise(model: VisionModel, count: int, size: Sequence[int], seed: int, batch: int) -> Iterator[Tensor]:

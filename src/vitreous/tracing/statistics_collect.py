@@ -1,10 +1,9 @@
-"""What activations are usually like, learnt without a photograph: mean and deviation over scenes of the bundled world.
+"""Collecting activation statistics: over scenes of the bundled world, over images, or over noise.
 
-The scenes are always the same and no one else's, so that the numbers follow from the weights and the size of the input
-alone. They are made once, and kept: in memory, and in the user's cache folder (``disk.cache_folder``), by a digest of
-all that they follow from and never by a model's name. What is found there is used only if its seal is right.
-
-``statistics``: what a model's activations are usually like, over pictures or over noise.
+Those over scenes need no photograph. The scenes are always the same and no one else's, so that the numbers follow from
+the weights and the size of the input alone. They are made once, and kept in memory and in the user's cache folder
+(``io.cached``), by a digest of all that they follow from and never by a model's name. What is read there is used only
+if its seal is right.
 """
 
 from __future__ import annotations
@@ -35,20 +34,10 @@ from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.models.submodels import SubModel
 from vitreous.progress import Progress
 from vitreous.tracing.context import Context
-from vitreous.tracing.memory import InnerBatch, in_parts, inner_batch
+from vitreous.tracing.memory import in_parts, inner_batch
 from vitreous.tracing.prng import check_seed
-from vitreous.tracing.statistics import ActivationStats, Moments, maker_of, noise, statistics_of
+from vitreous.tracing.statistics import ActivationStats, Moments, digest_of_model, noise, statistics_of
 from vitreous.world import draw, render
-
-__all__ = [
-    "SCENES",
-    "VERSION",
-    "scenes",
-    "seen_scenes",
-    "collect_activation_stats",
-    "world_moments",
-    "world_statistics",
-]
 
 SCENES = 64
 VERSION = 1
@@ -56,57 +45,59 @@ VERSION = 1
 
 _FIRST = 2**52  # seeds from here on are in no split of the world
 _SIDES = 16, 4096  # of what can be rendered
-_AT_ONCE = 8  # always: the last bits shall not depend on anyone's budget
-_MOST_KEPT, _MOST_BYTES = 16, 2**29
+_SCENE_BATCH = 8  # always: the last bits shall not depend on anyone's budget
+_MOST_CACHED, _MOST_BYTES = 16, 2**29
 _log = logging.getLogger(__name__)
-_kept: OrderedDict[str, ActivationStats] = OrderedDict()
+_cached: OrderedDict[str, ActivationStats] = OrderedDict()
 _guard = Lock()
 
-Told = Callable[[int], None]
+OnProgress = Callable[[int], None]
+
+# -- over scenes ---------------------------------------------------------------------------------------------------
 
 
 def world_moments(context: Context, point: str, layers: Sequence[int]) -> list[Moments] | str:
-    """Return the moments of these layers of a session's model; or, where scenes cannot tell, why.
+    """Return the moments of these layers of a context's model; or, where scenes cannot tell, why.
 
     A sub-network gets those of the whole model, at the layers that are its own.
     """
-    model, first = _whole(context.model)
-    size = _size(context, model)
+    model, first = _full_model(context.model)
+    size = _image_size(context, model)
     if isinstance(size, str):
         return size
-    made = world_statistics(model, size, point, _AT_ONCE, context.on_progress, context.expect)
-    return [made.moments[point, first + layer] for layer in layers]
+    stats = world_statistics(model, size, point, _SCENE_BATCH, context.on_progress, context.expect)
+    return [stats.moments[point, first + layer] for layer in layers]
 
 
 def world_statistics(
     model: VisionModel,
     size: Sequence[int],
     point: str,
-    at_once: int = _AT_ONCE,
-    on_progress: Told | None = None,
-    expect: Told | None = None,
+    batch_size: int = _SCENE_BATCH,
+    on_progress: OnProgress | None = None,
+    expect: OnProgress | None = None,
 ) -> ActivationStats:
-    """Return mean and deviation of one place of every block over the scenes, made at ``size`` or known from before.
+    """Return mean and deviation at one point of every block over the scenes, made at ``size`` or read from the cache.
 
-    ``expect`` is told how many inputs will have to be run, ``tick`` after each part of them. Cost: 64 forwards, the
-    first time; none afterwards.
+    ``expect`` is told how many inputs will have to be run, ``on_progress`` after each part of them. Cost: 64 forwards,
+    the first time; none afterwards.
     """
     height, width = (int(side) for side in size)
     key = _key(model, (height, width), point, recent=True)
     with _guard:
-        known = _kept.get(key)
-        if known is not None:
-            _kept.move_to_end(key)
-    if known is None:
+        stats = _cached.get(key)
+        if stats is not None:
+            _cached.move_to_end(key)
+    if stats is None:
         key = _key(model, (height, width), point)
         is_lasting = not Snapshot(model).recent.has_unknown_code  # otherwise nobody ever finds it again
-        known = _read(key, model, (height, width)) if is_lasting else None
-        if known is None:
-            known = _sealed(key, model, _made(model, (height, width), point, at_once, on_progress, expect))
+        stats = _read(key, model, (height, width)) if is_lasting else None
+        if stats is None:
+            stats = _sealed(key, model, _over_scenes(model, (height, width), point, batch_size, on_progress, expect))
             if is_lasting:
-                _write(key, known)
-        _remember(key, known)
-    return replace(known, model=model.name)
+                _write(key, stats)
+        _remember(key, stats)
+    return replace(stats, model=model.name)
 
 
 def scenes(size: Sequence[int], start: int = 0, stop: int = SCENES) -> Tensor:
@@ -128,81 +119,75 @@ def seen_scenes(model: VisionModel, size: Sequence[int], start: int = 0, stop: i
     return model.preprocess.normalize(scenes(size, start, stop))
 
 
-def _made(
-    model: VisionModel, size: tuple[int, int], point: str, at_once: int, on_progress: Told | None, expect: Told | None
+def _over_scenes(
+    model: VisionModel,
+    size: tuple[int, int],
+    point: str,
+    batch_size: int,
+    on_progress: OnProgress | None,
+    expect: OnProgress | None,
 ) -> ActivationStats:
     if expect is not None:
         expect(SCENES)
 
     def part(start: int, stop: int) -> ActivationStats:
-        made = statistics_of(model, seen_scenes(model, size, start, stop), "world", (point,))
+        stats = statistics_of(model, seen_scenes(model, size, start, stop), "world", (point,))
         if on_progress is not None:
             on_progress(stop - start)
-        return made
+        return stats
 
     with torch.inference_mode(False), torch.no_grad():
-        total, *others = InnerBatch(max(1, at_once)).run(part, SCENES)
+        total, *others = in_parts(part, SCENES, max(1, batch_size))
         for other in others:
             total = total.merge(other)
     return total
 
 
-def _sealed(key: str, model: VisionModel, made: ActivationStats) -> ActivationStats:
+def _sealed(key: str, model: VisionModel, stats: ActivationStats) -> ActivationStats:
     """Round to what will be kept, in memory as on disk, and note a digest of it."""
-    exact = torch.float64 if model.dtype == torch.float64 else torch.float32
-    moments = {
-        at: Moments(moment.mean.to(exact), moment.square.to(exact), moment.n) for at, moment in made.moments.items()
-    }
-    rounded = replace(made, moments=moments)
-    return replace(rounded, pictures=_seal(key, rounded))
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    moments = {at: Moments(each.mean.to(dtype), each.square.to(dtype), each.n) for at, each in stats.moments.items()}
+    rounded = replace(stats, moments=moments)
+    return replace(rounded, images_digest=_seal(key, rounded))
 
 
-def _seal(key: str, made: ActivationStats) -> str:
-    return hashlib.blake2b(f"{key} {made.fingerprint}".encode(), digest_size=16).hexdigest()
+def _seal(key: str, stats: ActivationStats) -> str:
+    return hashlib.blake2b(f"{key} {stats.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
 def _key(model: VisionModel, size: tuple[int, int], point: str, recent: bool = False) -> str:
     """Return a digest of all that the numbers follow from; names are none of it."""
-    told = [maker_of(model, recent), size, point, SCENES, VERSION, __version__]
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
+    facts = [digest_of_model(model, recent), size, point, SCENES, VERSION, __version__]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
-def _remember(key: str, made: ActivationStats) -> None:
+def _remember(key: str, stats: ActivationStats) -> None:
     """Keep the latest in memory: so many, and so many bytes."""
+
+    def num_bytes(stats: ActivationStats) -> int:
+        return sum(tensor.nbytes for moments in stats.moments.values() for tensor in moments[:2])
+
     with _guard:
-        _kept[key] = made
-        _kept.move_to_end(key)
-        while len(_kept) > 1 and (len(_kept) > _MOST_KEPT or sum(map(_num_bytes, _kept.values())) > _MOST_BYTES):
-            _kept.popitem(last=False)
-
-
-def _num_bytes(made: ActivationStats) -> int:
-    return sum(tensor.nbytes for moment in made.moments.values() for tensor in moment[:2])
-
-
-# -- on disk -----------------------------------------------------------------------------------------------
-
-
-def _place(key: str) -> Path | None:
-    return disk.cached(f"world-{key}.safetensors")
+        _cached[key] = stats
+        _cached.move_to_end(key)
+        while len(_cached) > 1 and (len(_cached) > _MOST_CACHED or sum(map(num_bytes, _cached.values())) > _MOST_BYTES):
+            _cached.popitem(last=False)
 
 
 def _read(key: str, model: VisionModel, size: tuple[int, int]) -> ActivationStats | None:
-    """Return what an earlier run left, if it is whole and of this very model."""
-    path = _place(key)
+    """Return what an earlier run left on disk, if it is intact and of this very model."""
+    path = disk.cached(f"world-{key}.safetensors")
     try:
         if path is None or not path.is_file():
             return None
         disk.recover(path)  # after a writer that died
-        found = ActivationStats.load(path)
-        moments = {
-            at: Moments(moment.mean.clone(), moment.square.clone(), moment.n) for at, moment in found.moments.items()
-        }
-        found = replace(found, model=model.name, moments=moments, path=None)
-        facts = found.source, found.count, found.size, found.maker
-        if facts == ("world", SCENES, size, maker_of(model)) and found.pictures == _seal(key, found):
+        stats = ActivationStats.load(path)
+        moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in stats.moments.items()}
+        stats = replace(stats, model=model.name, moments=moments, path=None)
+        facts = stats.source, stats.count, stats.size, stats.model_digest
+        if facts == ("world", SCENES, size, digest_of_model(model)) and stats.images_digest == _seal(key, stats):
             disk.mark_used(path)
-            return found
+            return stats
         reason = "it is of another model, or its numbers were changed"
     except (OSError, ValueError, VitreousError) as error:
         reason = str(error)
@@ -210,49 +195,49 @@ def _read(key: str, model: VisionModel, size: tuple[int, int]) -> ActivationStat
     return None
 
 
-def _write(key: str, made: ActivationStats) -> None:
+def _write(key: str, stats: ActivationStats) -> None:
     """Leave the statistics for later runs; where that cannot be, the next one makes them again."""
-    path = _place(key)
+    path = disk.cached(f"world-{key}.safetensors")
     if path is None:
         return
     try:
         with disk.lock(path, timeout=0):  # whoever holds it writes the same
-            made.save(path, overwrite=True, held=True)
+            stats.save(path, overwrite=True, held=True)
         disk.trim_cache()
     except (OSError, ValueError, VitreousError) as error:
         _log.info("statistics are not kept on disk: %s", error)
 
 
-# -- parts of a model --------------------------------------------------------------------------------------
+def _full_model(model: VisionModel) -> tuple[VisionModel, int]:
+    """Return the full model that a sub-network is a part of, and the block where the part begins."""
+    full, first = model.source_model if isinstance(model.source_model, SubModel) else model, 0
+    while isinstance(full, SubModel):
+        first += full.first
+        full = full.whole
+    return full, first
 
 
-def _whole(model: VisionModel) -> tuple[VisionModel, int]:
-    """Return the whole model that a view is a part of, and where in it the part begins."""
-    whole, first = model.source_model if isinstance(model.source_model, SubModel) else model, 0
-    while isinstance(whole, SubModel):
-        first += whole.first
-        whole = whole.whole
-    return whole, first
-
-
-def _size(context: Context, whole: VisionModel) -> tuple[int, int] | str:
+def _image_size(context: Context, full: VisionModel) -> tuple[int, int] | str:
     """Return height and width of the images, or why there is no saying what images are like."""
     inputs, model = context.inputs, context.model
-    if len(whole.preprocess.mean) != 3 or (inputs.ndim == 4 and inputs.shape[1] != 3):
+    if len(full.preprocess.mean) != 3 or (inputs.ndim == 4 and inputs.shape[1] != 3):
         return f"{model.name} does not take images of three channels"
     if inputs.ndim == 4:
         return inputs.shape[-2], inputs.shape[-1]
     if isinstance(model, SubModel):
-        told = model.image_size
-        height, width = whole.preprocess.size if told is None else told
         grid = model.grid()
-        if told is not None or inputs.shape[1] == model.num_prefix_tokens + grid[0] * grid[1]:
+        if model.image_size is not None:
+            return model.image_size
+        if inputs.shape[1] == model.num_prefix_tokens + grid[0] * grid[1]:
+            height, width = full.preprocess.size
             return height, width
     return f"the inputs of {model.name} are tokens, and no one said of how large an image"
 
 
+# -- over images or noise ------------------------------------------------------------------------------------------
+
 _FEW = 10
-_MOST_AT_ONCE = 32
+_LARGEST_BATCH = 32
 _SAVE_EVERY = 60.0  # seconds
 
 
@@ -270,13 +255,67 @@ def collect_activation_stats(
     progress: Progress | None = None,
     on_error: OnError | None = None,
 ) -> ActivationStats:
-    """Return mean and deviation of the activations over pictures, or over ``noise`` images of uniform noise.
+    """Return mean and deviation of the activations over images, or over images of uniform noise.
 
-    ``images`` may be whatever ``explain`` takes. With ``out`` they are written there; what is done on the way is kept
-    now and then beside it (``out.partial``), and ``resume`` goes on from there, or adds to a finished file, if model
-    and pictures are the same. Cost: one forward per picture.
+    Parameters
+    ----------
+    model : VisionModel or nn.Module
+        The model.
+    images : optional
+        Whatever ``explain`` takes.
+    noise : int, optional
+        How many images of noise, instead.
+    out : str or Path, optional
+        The file to write. What is done on the way is kept now and then beside it (``out.partial``).
+    overwrite : bool, default False
+        Whether a file that is there may be replaced.
+    resume : bool, default False
+        Whether to go on from what an earlier call left, or add to a finished file, of the same model and images.
+    seed : int, default 0
+        The seed of the noise.
+    batch_size : int, optional
+        How many images go through the model together.
+    memory_gb : float, optional
+        The memory that decides it otherwise.
+    progress : callable, optional
+        Called with the number of images done, and of all.
+    on_error : callable, optional
+        What to do with a file that cannot be read, instead of raising.
+
+    Returns
+    -------
+    ActivationStats
+        The statistics.
+
+    Notes
+    -----
+    One forward per image.
+
+    Examples
+    --------
+    >>> stats = vt.collect_activation_stats(model, noise=10)
+    >>> stats.moments["resid_post", 0].mean.shape
+    torch.Size([65, 96])
     """
-    vision_model, partial = wrap(model), None if out is None else Path(f"{out}.partial")
+    vision_model = wrap(model)
+    _check_arguments(images, noise, batch_size, seed)
+    source = _Noise(vision_model, noise, seed) if noise is not None else _Images(vision_model, images, on_error)
+    collection = _Collection(vision_model, source, batch_size, memory_gb, progress)
+    if out is None:
+        return collection.run(None, None)
+    disk.check_file(out, overwrite=overwrite or resume)
+    partial = Path(f"{out}.partial")
+    with disk.lock(out, timeout=0):
+        begun = _begin(vision_model, source, Path(out), partial, overwrite, resume)
+        stats = collection.run(begun, partial)
+        if stats.model_digest != digest_of_model(vision_model):
+            raise VitreousError(f"{vision_model.name} was changed while its statistics were collected; start again")
+        stats.save(out, overwrite=True, held=True)
+        disk.discard(partial)
+    return replace(stats, path=str(out))
+
+
+def _check_arguments(images: Any, noise: int | None, batch_size: int | None, seed: int) -> None:
     if (images is None) == (noise is None):
         raise VitreousError("statistics need either images or noise=N")
     if noise is not None and noise < 2:
@@ -284,60 +323,56 @@ def collect_activation_stats(
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
     check_seed(seed)
-    if out is not None:
-        disk.check_file(out, overwrite=overwrite or resume)
-    source = _Noise(vision_model, noise, seed) if noise is not None else _Pictures(vision_model, images, on_error)
-    if out is None or partial is None:
-        return _collect(vision_model, source, None, None, batch_size, memory_gb, progress)
-    with disk.lock(out, timeout=0):
-        begun = _begin(vision_model, source, Path(out), partial, overwrite, resume)
-        collected = _collect(vision_model, source, begun, partial, batch_size, memory_gb, progress)
-        if collected.maker != maker_of(vision_model):
-            raise VitreousError(f"{vision_model.name} was changed while its statistics were collected; start again")
-        collected.save(out, overwrite=True, held=True)
-        disk.discard(partial)
-    return replace(collected, path=str(out))
 
 
-def _collect(
-    model: VisionModel,
-    source: _Noise | _Pictures,
-    total: ActivationStats | None,
-    partial: Path | None,
-    batch_size: int | None,
-    memory_gb: float | None,
-    progress: Progress | None,
-) -> ActivationStats:
-    """Take in what is left of the source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
-    probe = torch.empty(1, 3, *model.preprocess.size, dtype=model.dtype, device=model.device)
-    at_once = batch_size or min(_MOST_AT_ONCE, inner_batch(model, probe, memory_gb))
-    saved, written = time.monotonic(), total
-    try:
-        for taken, batch in source.batches(total, at_once):
-            for part in () if batch is None else in_parts(_part(model, batch, source.kind), len(batch), at_once):
-                total = part if total is None else total.merge(part)
-            if total is not None:
-                total = replace(total, taken=taken, pictures=source.digest(taken))
-            if progress is not None:
-                progress(taken, source.total)
-            if partial is not None and total is not None and time.monotonic() - saved > _SAVE_EVERY:
-                total.save(partial, overwrite=True)
-                saved, written = time.monotonic(), total
-    except BaseException:
-        if partial is not None and total is not None and total is not written:
-            total.save(partial, overwrite=True)
-        raise
-    if total is None or total.count < 2:
-        seen = 0 if total is None else total.count
-        raise VitreousError(f"statistics of {seen} pictures have no deviation; give at least two")
-    if total.count < _FEW:
-        text = f"statistics of {total.count} images are rough; ten or more are advised"
-        warnings.warn(text, VitreousWarning, stacklevel=3)
-    return total
+class _Collection:
+    """Takes in what is left of a source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
 
+    def __init__(
+        self,
+        model: VisionModel,
+        source: _Noise | _Images,
+        batch_size: int | None,
+        memory_gb: float | None,
+        progress: Progress | None,
+    ) -> None:
+        self.model, self.source, self.progress = model, source, progress
+        probe = torch.empty(1, 3, *model.preprocess.size, dtype=model.dtype, device=model.device)
+        self.batch_size = batch_size or min(_LARGEST_BATCH, inner_batch(model, probe, memory_gb))
+        self.total: ActivationStats | None = None
 
-def _part(model: VisionModel, batch: Tensor, kind: str) -> Callable[[int, int], ActivationStats]:
-    return lambda start, stop: statistics_of(model, batch[start:stop], kind)
+    def run(self, begun: ActivationStats | None, partial: Path | None) -> ActivationStats:
+        self.total = written = begun
+        saved = time.monotonic()
+        try:
+            for num_seen, batch in self.source.batches(begun, self.batch_size):
+                self._add(num_seen, batch)
+                if partial is not None and self.total is not None and time.monotonic() - saved > _SAVE_EVERY:
+                    self.total.save(partial, overwrite=True)
+                    saved, written = time.monotonic(), self.total
+        except BaseException:
+            if partial is not None and self.total is not None and self.total is not written:
+                self.total.save(partial, overwrite=True)
+            raise
+        if self.total is None or self.total.count < 2:
+            num_images = 0 if self.total is None else self.total.count
+            raise VitreousError(f"statistics of {num_images} pictures have no deviation; give at least two")
+        if self.total.count < _FEW:
+            text = f"statistics of {self.total.count} images are rough; ten or more are advised"
+            warnings.warn(text, VitreousWarning, stacklevel=3)
+        return self.total
+
+    def _add(self, num_seen: int, batch: Tensor | None) -> None:
+        if batch is not None:
+            for stats in in_parts(self._part(batch), len(batch), self.batch_size):
+                self.total = stats if self.total is None else self.total.merge(stats)
+        if self.total is not None:
+            self.total = replace(self.total, num_seen=num_seen, images_digest=self.source.digest(num_seen))
+        if self.progress is not None:
+            self.progress(num_seen, self.source.total)
+
+    def _part(self, batch: Tensor) -> Callable[[int, int], ActivationStats]:
+        return lambda start, stop: statistics_of(self.model, batch[start:stop], self.source.kind)
 
 
 class _Noise:
@@ -346,94 +381,93 @@ class _Noise:
     kind = "noise"
 
     def __init__(self, model: VisionModel, total: int, seed: int) -> None:
-        self.view, self.total, self.seed = model, total, seed
+        self.model, self.total, self.seed = model, total, seed
 
-    def digest(self, taken: int) -> str:
+    def digest(self, num_seen: int) -> str:
         return f"seed {self.seed}"
 
-    def batches(self, begun: ActivationStats | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
-        taken = 0 if begun is None else begun.taken
-        if begun is not None and begun.pictures != self.digest(taken):
-            raise _others(begun)
-        every = noise(self.view, self.total, self.view.preprocess.size, self.seed, 1)
-        for batch in cut(islice(every, taken, None), at_once):
-            taken += len(batch)
-            yield taken, torch.cat(batch)
+    def batches(self, begun: ActivationStats | None, batch_size: int) -> Iterator[tuple[int, Tensor | None]]:
+        num_seen = 0 if begun is None else begun.num_seen
+        if begun is not None and begun.images_digest != self.digest(num_seen):
+            raise _other_images(begun)
+        images = noise(self.model, self.total, self.model.preprocess.size, self.seed, 1)
+        for batch in cut(islice(images, num_seen, None), batch_size):
+            num_seen += len(batch)
+            yield num_seen, torch.cat(batch)
 
 
-class _Pictures:
-    """Pictures of any source. Those taken before are looked at again, bytes only if they are files, to know them."""
+class _Images:
+    """Images of any source. Those seen before are looked at again, bytes only if they are files, to know them."""
 
     kind = "images"
 
     def __init__(self, model: VisionModel, source: Any, on_error: OnError | None) -> None:
-        self.view, self.source, self.on_error = model, source, on_error
+        self.model, self.source, self.on_error = model, source, on_error
         self.files = _files(source)
         self.total = len(self.files) if self.files is not None else count(source)
         self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
 
-    def digest(self, taken: int) -> str:
-        """Return what tells the pictures taken so far from others."""
-        assert taken == self._digested
+    def digest(self, num_seen: int) -> str:
+        """Return what tells the images seen so far from others."""
+        assert num_seen == self._digested
         return self._digest.hexdigest()
 
-    def _know(self, digest: str) -> None:
-        self._digest.update(digest.encode())
-        self._digested += 1
-
-    def batches(self, begun: ActivationStats | None, at_once: int) -> Iterator[tuple[int, Tensor | None]]:
-        """Yield how many pictures were taken by then, and those of the batch that could be read."""
-        before = 0 if begun is None else begun.taken
-        if self.files is not None:
-            self._remember(begun, (_digest_of(path) for path in self.files[:before]))
-            for part in cut(iter(self.files[before:]), at_once):
-                readable = [image for path in part for image in pictures(path, self.view, self.on_error)]
-                for path in part:
-                    self._know(_digest_of(path))
-                yield self._digested, _stacked([each.tensor for each in readable])
-            return
-        every = pictures(self.source, self.view, self.on_error, seen=False)
-        self._remember(begun, (each.digest for each in islice(every, before)))
-        for batch in cut(every, at_once):
-            for each in batch:
-                self._know(each.digest)
-            yield self._digested, _stacked([each.tensor for each in batch])
-
-    def _remember(self, begun: ActivationStats | None, digests: Iterator[str]) -> None:
+    def _update(self, digests: Iterator[str]) -> None:
         for digest in digests:
-            self._know(digest)
-        if begun is not None and (self._digested, self.digest(self._digested)) != (begun.taken, begun.pictures):
-            raise _others(begun)
+            self._digest.update(digest.encode())
+            self._digested += 1
+
+    def _skip(self, begun: ActivationStats | None, digests: Iterator[str]) -> None:
+        """Go past the images that were seen before, which have to be the same."""
+        self._update(digests)
+        if begun is not None and (self._digested, self._digest.hexdigest()) != (begun.num_seen, begun.images_digest):
+            raise _other_images(begun)
+
+    def batches(self, begun: ActivationStats | None, batch_size: int) -> Iterator[tuple[int, Tensor | None]]:
+        """Yield how many images were seen by then, and those of the batch that could be read."""
+        start = 0 if begun is None else begun.num_seen
+        if self.files is not None:
+            self._skip(begun, map(_digest_of, self.files[:start]))
+            for paths in cut(iter(self.files[start:]), batch_size):
+                readable = [image.tensor for path in paths for image in pictures(path, self.model, self.on_error)]
+                self._update(map(_digest_of, paths))
+                yield self._digested, _stacked(readable)
+            return
+        images = pictures(self.source, self.model, self.on_error, seen=False)
+        self._skip(begun, (image.digest for image in islice(images, start)))
+        for batch in cut(images, batch_size):
+            self._update(image.digest for image in batch)
+            yield self._digested, _stacked([image.tensor for image in batch])
 
 
-def _others(begun: ActivationStats) -> VitreousError:
+def _other_images(begun: ActivationStats) -> VitreousError:
     return VitreousError(f"{begun.path} was made from other pictures; it cannot be resumed with these")
 
 
 def _digest_of(path: Path) -> str:
     try:
         return file_digest(path)
-    except ImageError:  # told when it is read
+    except ImageError:  # reported when it is read
         return "unreadable"
 
 
 def _begin(
-    model: VisionModel, source: _Noise | _Pictures, out: Path, partial: Path, overwrite: bool, resume: bool
+    model: VisionModel, source: _Noise | _Images, out: Path, partial: Path, overwrite: bool, resume: bool
 ) -> ActivationStats | None:
     """Return what an earlier run left to go on with, if it is of the same model."""
-    there = [path for path in (partial, out) if os.path.lexists(path)]
-    if partial in there:
+    present = [path for path in (partial, out) if os.path.lexists(path)]
+    if partial in present:
         ActivationStats.load(partial)  # what is no such thing is not ours to write over
-    if not there or (overwrite and not resume):
+    if not present or (overwrite and not resume):
         return None
     if not resume:
-        raise VitreousError(f"{there[0]} is there already; choose another place, or allow overwriting or resuming")
-    earlier = ActivationStats.load(there[0])
-    if (earlier.model, earlier.source, earlier.maker) != (model.name, source.kind, maker_of(model)):
-        made = f"{earlier.source} in {earlier.model}"
-        raise VitreousError(f"{there[0]} holds statistics of {made}, or of other weights; it cannot be resumed here")
-    if source.total is not None and earlier.taken > source.total:
-        raise _others(earlier)
+        raise VitreousError(f"{present[0]} is there already; choose another place, or allow overwriting or resuming")
+    earlier = ActivationStats.load(present[0])
+    if (earlier.model, earlier.source, earlier.model_digest) != (model.name, source.kind, digest_of_model(model)):
+        what = f"{earlier.source} in {earlier.model}"
+        raise VitreousError(f"{present[0]} holds statistics of {what}, or of other weights; it cannot be resumed here")
+    if source.total is not None and earlier.num_seen > source.total:
+        raise _other_images(earlier)
     return earlier
 
 
@@ -441,8 +475,8 @@ def _files(source: Any) -> list[Path] | None:
     """Return the files meant by a path or a list of paths, and ``None`` for any other source."""
     if isinstance(source, str | Path):
         return image_files(source)
-    if isinstance(source, list | tuple) and source and all(isinstance(each, str | Path) for each in source):
-        return [path for each in source for path in image_files(each)]
+    if isinstance(source, list | tuple) and source and all(isinstance(path, str | Path) for path in source):
+        return [file for path in source for file in image_files(path)]
     return None
 
 
