@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.executors import _Several, run
+from vitreous.benchmark.executors import _ProcessPool, run
 from vitreous.benchmark.protocol import Protocol, read
 from vitreous.benchmark.run import BenchmarkRun
 
@@ -28,7 +28,7 @@ def timed(protocol: Protocol, out: Path, workers: int, images: int) -> float:
     bench.prepare()
     began = time.perf_counter()
     if workers == 1:
-        _Several(bench, None, None).run(1)
+        _ProcessPool(bench, None, None).run(1)
     else:
         run(bench, workers=workers)
     took = time.perf_counter() - began

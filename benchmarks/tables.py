@@ -20,14 +20,14 @@ from pathlib import Path
 from known import FOLDER
 from ladder import MODELS
 
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.executors import run
 from vitreous.benchmark.pack import pack, unpack
-from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_of_json, read, replace_model
-from vitreous.benchmark.reproduction import Ledger
+from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_from_json, read, replace_model
+from vitreous.benchmark.reproduction import Reproduction
+from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.run import BenchmarkRun
-from vitreous.benchmark.summary import Finding
 from vitreous.results.table import markdown
 
 PETS = "pets-200"
@@ -145,17 +145,17 @@ def written(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def opened(file: Path) -> tuple[list[Finding], Ledger | None]:
+def opened(file: Path) -> tuple[list[ModelResult], Reproduction | None]:
     """Return what a packed run has found."""
     with tempfile.TemporaryDirectory() as place:
         store = unpack(file, Path(place) / "run")
         wanted = (store.manifest() or {})["wanted"]
-        protocol = protocol_of_json(wanted["protocol"])
-        findings = [Finding.of(each, protocol, None) for each in gather(store)]
-    return findings, Ledger.of(findings, wanted) if protocol.cells else None
+        protocol = protocol_from_json(wanted["protocol"])
+        findings = [ModelResult.of(each, protocol, None) for each in collect(store)]
+    return findings, Reproduction.of(findings, wanted) if protocol.cells else None
 
 
-def scores(found: dict[str, tuple[list[Finding], Ledger | None]]) -> str:
+def scores(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
     """Return one row for each method, one column for each metric of each model; wide ones as a table per model."""
     columns = [(model, own, name) for model, (every, _) in found.items() for own in every for name in own.table.metrics]
     if len(columns) > 6 and len(found) > 1:
@@ -172,11 +172,11 @@ def scores(found: dict[str, tuple[list[Finding], Ledger | None]]) -> str:
     return markdown([head, *rows])
 
 
-def agreements(found: dict[str, tuple[list[Finding], Ledger | None]]) -> str:
+def agreements(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
     """Return the rank correlation of our order with every column that the paper printed."""
     values: dict[tuple[str, str], dict[str, str]] = {}
-    for model, (_, ledger) in found.items():
-        for each in () if ledger is None else ledger.agreements:
+    for model, (_, reproduction) in found.items():
+        for each in () if reproduction is None else reproduction.agreements:
             values.setdefault((each.model, each.metric), {})[model] = f"{each.value:.2f} ({each.methods})"
     if not values:
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Union
@@ -10,6 +11,14 @@ from vitreous.errors import VitreousError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+__all__ = [
+    "Pace",
+    "Progress",
+    "bar",
+    "duration_in_words",
+    "track_progress",
+]
 
 Progress = Callable[[float, Union[int, None]], None]  # noqa: UP007 - evaluated at run time on Python 3.10
 """Called with how much is done (images, of which fractions count, or states) and how much there is, if known."""
@@ -47,3 +56,31 @@ def track_progress(progress: Progress | bool | None, title: str) -> Iterator[Pro
         yield progress
     else:
         raise VitreousError(f"progress={progress!r:.60} is neither True nor a function of done and total")
+
+
+def duration_in_words(seconds: float) -> str:
+    """Return a time as people say it: 42 s, 1 min 16 s, 2 h 5 min, 1 d 3 h."""
+    total = round(seconds)
+    for unit, size, smaller, divisor in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if total >= size:
+            return f"{total // size} {unit} {total % size // divisor} {smaller}"
+    return f"{total} s"
+
+
+class Pace:
+    """The rate of a run since it was first looked at, and the time that is left at this rate."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first: float | None = None
+
+    def line(self, done: float, total: float | None) -> str:
+        """Return a line such as ``12/80 units, 0.9 per second, 1 min 16 s left``."""
+        self.first = done if self.first is None else self.first
+        passed, progress = time.monotonic() - self.began, done - self.first
+        text = f"{done:.0f}/{total or 0:.0f} units"
+        if progress <= 0 or passed <= 0:
+            return text
+        rate = progress / passed
+        pace = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
+        return f"{text}, {pace}, {duration_in_words(((total or 0) - done) / rate)} left"

@@ -14,7 +14,7 @@ from commands import run as command
 from tiny_benchmark import QUICK, TOML, bench, tiny, two_sets
 from vitreous.benchmark.changes import Changes, apply_changes, resume_protocol
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.protocol import Protocol, protocol_of_json, read
+from vitreous.benchmark.protocol import Protocol, protocol_from_json, read
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.worker import Worker
@@ -39,7 +39,7 @@ def ran(file: Path, *more: Any) -> Result:
 def protocol_of(file: Path) -> Protocol:
     manifest = Store(file.parent / "run").manifest()
     assert manifest is not None
-    return protocol_of_json(manifest["wanted"]["protocol"])
+    return protocol_from_json(manifest["wanted"]["protocol"])
 
 
 def lists(file: Path) -> tuple[list[str], list[str], list[int]]:
@@ -59,7 +59,7 @@ def test_a_second_extension_keeps_the_first(file: Path) -> None:
     assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
     ran(file)  # the command that began the run
     assert lists(file) == (["raw_attention", "saliency", "rollout", "ixg"], own, [0, 3])
-    setting = Store(file.parent / "run").plans()[-1].settings[0]
+    setting = Store(file.parent / "run").plans()[-1].configs[0]
     assert set(setting.methods) >= {"rollout", "ixg"}
 
 
@@ -121,7 +121,7 @@ def test_adding_twice_adds_once(file: Path) -> None:
         (["--method", "+nothing"], "unknown method 'nothing'"),
         (["--method", "+"], "--method '+' names no method"),
         (["--method", "-"], "--method '-' names no method"),
-        (["--method", ""], "--method '' names no method"),
+        (["--method", ""], "the argument after --method is empty"),
         (["--method", "+a", "--method=-a"], "--method both adds and removes a"),
         (["--method=-raw_attention,saliency"], "no method of tiny would be left"),
         (["--metric=-gini"], "tiny has no metric 'gini' that could be removed"),
@@ -152,7 +152,7 @@ def test_an_interrupted_extension_is_kept_by_the_next(file: Path, monkeypatch: p
     def stopped(self: Worker, job: Any, read: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Worker, "found", stopped)
+    monkeypatch.setattr(Worker, "run", stopped)
     done = command("bench", "run", file, "--out", file.parent / "run", "--shard", "1/1", "--method", "+rollout")
     assert done.code == 130
     monkeypatch.undo()
@@ -167,14 +167,14 @@ def test_an_extension_does_not_undo_one_that_was_made_meanwhile(tmp_path: Path) 
     seen: Any = (bench(known, out).store.manifest() or {})["wanted"]
     for name in ("saliency", "ixg"):
         changed, _ = apply_changes(known, Changes(methods=[f"+{name}"]))
-        extended = BenchmarkRun(changed, out, Options(device="cpu"), named=known, seen=seen)
+        extended = BenchmarkRun(changed, out, Options(device="cpu"), named=known, previous=seen)
         if name == "saliency":
             extended.prepare()
             continue
         with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
             extended.prepare()
     with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
-        BenchmarkRun(known, out, Options(device="cpu"), seen={}).prepare()  # there was no run when it looked
+        BenchmarkRun(known, out, Options(device="cpu"), previous={}).prepare()  # there was no run when it looked
 
 
 # -- the protocol that a command names ---------------------------------------------------------------------
@@ -220,12 +220,6 @@ def test_another_protocol_in_the_same_folder_is_told() -> None:
     found, told = resume_protocol(other, wanted_by(began, began))
     assert found == other
     assert told == ["this was a run of tiny, and is one of other now", "methods dropped: raw_attention"]
-
-
-def test_runs_of_older_versions_keep_what_they_have() -> None:
-    usual = read("quick")
-    run, _ = apply_changes(usual, Changes(methods=["+rollout"]))
-    assert resume_protocol(usual, wanted_by(run, None)) == (run, [])
 
 
 # -- lists of their own ------------------------------------------------------------------------------------

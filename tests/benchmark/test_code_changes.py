@@ -14,7 +14,7 @@ from commands import MODEL
 from commands import run as command
 from plug_ins import HELPERS, METHOD, METRIC, PlugIns
 from tiny_benchmark import bench, photos, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import Protocol
 from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError, VitreousWarning
@@ -42,7 +42,7 @@ def protocol(*methods: str, images: int = 4) -> Protocol:
 
 
 def scores(out: Path, method: str, metric: str = "mean_value") -> Any:
-    (found,) = gather(Store(out))
+    (found,) = collect(Store(out))
     return found.table[method, metric]
 
 

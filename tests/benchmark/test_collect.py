@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from run_files import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.units import Unit
@@ -21,7 +21,7 @@ def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
     planned(store, units)
     for unit in units:
         judged(store, unit, flags=("c" * 8, "ours"))
-    (found,) = gather(store)
+    (found,) = collect(store)
     table = found.table
     assert table.images == ("picture a", "picture b", "picture c", "picture d")
     assert table.methods == ("generic", "ours", "random")
@@ -35,8 +35,8 @@ def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
     assert table.degenerate["ours"] == {"constant": 1, "zero": 0, "nonfinite": 0}
     assert sum(table.degenerate["generic"].values()) == 0
     assert (found.missing.wanted, found.missing.cells) == (4 * 3 * 2, 0)
-    assert found.seconds == {"judging": 4.0}
-    assert found.facts["versions"] == {"vitreous 0, torch 1": 2}
+    assert found.seconds == {"scoring": 4.0}
+    assert [done.versions for done in found.units] == ["vitreous 0, torch 1"] * 2
     assert table.groups is None
 
 
@@ -50,7 +50,7 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
     judged(store, cut)
     file = store.path / "units" / f"{cut.id}.npz"
     file.write_bytes(file.read_bytes()[:-40])
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.images == ("picture a", "picture c", "picture d")  # those with any score
     assert found.unreadable == {"picture b": "cut short"}
     assert np.isnan(found.table["ours", "deletion"]).tolist() == [False, True, True]
@@ -68,7 +68,7 @@ def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
     planned(store, [second])
     judged(store, first)
     judged(store, second, shift=0.5)
-    (found,) = gather(store)
+    (found,) = collect(store)
     values = found.table["generic", "insertion"]
     expected = [
         score("a", "generic", "insertion"),
@@ -79,7 +79,7 @@ def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
     there = found.table["random", "insertion"]
     assert np.isnan(there).tolist() == [True, False, False]
     assert there[1:] == pytest.approx([score(each, "random", "insertion") + 0.5 for each in "bc"])
-    assert {number: fact["units"] for number, fact in found.facts["revisions"].items()} == {1: 1, 2: 1}
+    assert [done.plan.revision for done in found.units] == [1, 2]
 
 
 def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
@@ -88,20 +88,20 @@ def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
     later = judging("ab")
     planned(store, [later])
     judged(store, later)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.images == ("picture b",)
 
 
 def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
     store, old = begun(tmp_path), judging("ab")
-    small = dataclasses.replace(SETTING, attribution_batch=4)
+    small = SETTING.with_batch_sizes(attribution_batch=4)
     new = judging("ab", setting=small)
     assert new.id != old.id
     planned(store, [old])
     planned(store, [new], small, [old.id])
     judged(store, old, shift=9.0)
     judged(store, new)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table["ours", "insertion"] == pytest.approx([score(each, "ours", "insertion") for each in "ab"])
 
 
@@ -116,7 +116,7 @@ def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
     judged(store, new)
     wanted = {"protocol": protocol(methods).to_json()}
     store = Store.create(store.path, wanted)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.methods == ("Generic", "ours", "random")
     assert not np.isnan(found.table["Generic", "insertion"]).any()
     assert found.table["Generic", "insertion"][:2].tolist() == [score(each, "generic", "insertion") for each in "ab"]
@@ -127,10 +127,10 @@ def test_seeds_have_a_table_each(tmp_path: Path) -> None:
     planned(store, units)
     for unit in units:
         judged(store, unit)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.seeds == (0, 7)
     assert [table.seed for table in found.tables] == [0, 7]
-    both = found.of_seeds["ours", "deletion"]
+    both = found.seed_scores["ours", "deletion"]
     assert both.tolist() == [[score(each, "ours", "deletion", seed) for each in "abc"] for seed in (0, 7)]
     assert found.missing.wanted == 3 * 3 * 2 * 2
 
@@ -145,12 +145,12 @@ def test_maps_and_seconds(tmp_path: Path) -> None:
     third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
     planned(store, [third])
     mapped(store, both), mapped(store, alone), mapped(store, third), judged(store, unit)
-    (found,) = gather(store)
+    (found,) = collect(store)
     map = found.map("b" * 8, "ours")
     assert map is not None
     assert map.tolist() == [[42, 42], [42, 42]]  # 10 for each letter of ours, and 2 for b
     assert found.map("c" * 8, "ours") is None
-    assert found.seconds == {"explaining": 18.0, "judging": 2.0}
+    assert found.seconds == {"attribution": 18.0, "scoring": 2.0}
 
 
 def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
     planned(store, [unit], one)
     planned(store, [], two)
     judged(store, unit)
-    first, second = gather(store)
+    first, second = collect(store)
     assert (first.data, second.data) == ("one", "two")
     assert second.table["ours", "insertion"].tolist() == first.table["ours", "insertion"].tolist()
     assert second.missing.cells == 0
@@ -184,7 +184,7 @@ def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
     store, unit = begun(tmp_path), judging("abcd")
     planned(store, [unit])
     judged(store, unit)
-    (found,) = gather(store, {"": Listed("dbaz", 2)})
+    (found,) = collect(store, {"": Listed("dbaz", 2)})
     assert found.table.images == ("d.png", "b.png", "a.png")  # c is not wanted any more, z not there yet
     assert found.table.groups == (0, 0, 1)
     assert found.missing.cells == 3 * 2
@@ -193,15 +193,15 @@ def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
 
 def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
     """Units of pictures that went out of a list stay on disk, and count no more; rows of a group belong together."""
-    store = begun(tmp_path, {"protocol": protocol().to_json(), "pictures": {"": [["d" * 8, "b" * 8], [5, 5]]}})
+    store = begun(tmp_path, {"protocol": protocol().to_json(), "image_digests": {"": [["d" * 8, "b" * 8], [5, 5]]}})
     unit = judging("abcd")
     planned(store, [unit])
     judged(store, unit)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.images == ("picture d", "picture b")
     assert found.table.groups == (5, 5)
     assert found.missing.cells == 0
-    (other,) = gather(store, {"": Listed("abc")})
+    (other,) = collect(store, {"": Listed("abc")})
     assert other.table.images == ("a.png", "b.png", "c.png"), "those at hand count more"
     assert other.table.groups is None
 
@@ -211,7 +211,7 @@ def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
     store, unit = begun(tmp_path), judging("ab", setting=setting)
     planned(store, [unit], setting)
     parts = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]])
-    said = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
+    said = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
     saved(store, unit, {f"parts/{i}/0": parts for i in range(3)}, said)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.parts["ours", "mean_iou"].tolist() == parts.tolist()

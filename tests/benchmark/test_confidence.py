@@ -12,7 +12,7 @@ import torch
 import vitreous as vt
 from commands import run as command
 from tiny_benchmark import photos, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, read
 from vitreous.benchmark.report import report
@@ -25,7 +25,7 @@ from vitreous.errors import VitreousError
 def chances() -> dict[str, float]:
     """The probability of the true class of some scenes, by the model alone."""
     model = vt.load("world", device="cpu")
-    source = BenchmarkRun(tiny(images=6), "nowhere").parts[0].pictures.source
+    source = BenchmarkRun(tiny(images=6), "nowhere").datasets[0].images.source
     samples = [source.sample(model, number) for number in range(6)]
     inputs = torch.stack([sample.picture.tensor for sample in samples])
     with torch.no_grad():
@@ -43,11 +43,11 @@ def test_pictures_below_it_are_left_out_and_named(tmp_path: Path, chances: dict[
     assert len(below) == 3
     store = ran(tiny(data=scenes(least)), tmp_path / "run")
     found = status(store)
-    assert set(found.unsure) == below
+    assert set(found.uncertain) == below
     assert (found.done, found.unreadable) == (found.total, {})
-    (part,) = gather(store)
+    (part,) = collect(store)
     assert set(part.table.images) == set(chances) - below
-    assert set(part.unsure) == below
+    assert set(part.uncertain) == below
     assert part.missing.cells == 0
     told = command("bench", "status", tmp_path / "run")
     assert "3 pictures are left out since the model gives their class too little:" in told.out
@@ -56,18 +56,18 @@ def test_pictures_below_it_are_left_out_and_named(tmp_path: Path, chances: dict[
     assert f"has {chances[name]:.2g}, less than {least:g}" in told.out
     written = report(tmp_path / "run")
     assert "3 pictures to whose true class the model gives less than" in written.page.read_text()
-    rows = list(csv.DictReader((written.folder / "unsure.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((written.folder / "uncertain.csv").read_text().splitlines()))
     assert {(row["model"], row["image"]) for row in rows} == {("world", each) for each in below}
 
 
 def test_all_or_none_may_be_left_out(tmp_path: Path, chances: dict[str, float]) -> None:
     ran(tiny(data=scenes(1.0, 2)), tmp_path / "none")
-    (part,) = gather(Store.open(tmp_path / "none"))
-    assert (part.table.images, len(part.unsure)) == ((), 2)
+    (part,) = collect(Store.open(tmp_path / "none"))
+    assert (part.table.images, len(part.uncertain)) == ((), 2)
     assert report(tmp_path / "none").page.exists()
     ran(tiny(data=scenes(min(chances.values()) / 2, 2)), tmp_path / "all")
-    (part,) = gather(Store.open(tmp_path / "all"))
-    assert (len(part.table.images), part.unsure) == (2, {})
+    (part,) = collect(Store.open(tmp_path / "all"))
+    assert (len(part.table.images), part.uncertain) == (2, {})
 
 
 def test_another_limit_is_another_number(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import vitreous as vt
 from commands import run as command
 from run_files import a_run, protocol
 from tiny_benchmark import of_folder, photos, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, read
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import status
@@ -51,23 +51,23 @@ def test_pictures_on_which_it_fails_have_no_map_of_it(folder: Path, tmp_path: Pa
     store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
     assert 0 < len(bad) < 6
-    (found,) = gather(store)
+    (found,) = collect(store)
     (metric,) = found.table.metrics
     scores = dict(zip(found.table.images, found.table["bad", metric], strict=True))
     lost = {name for name, score in scores.items() if np.isnan(score)}
     assert lost == bad
     assert not np.isnan(found.table["rollout", metric]).any(), "others are as they were"
-    assert found.raised == {"bad": dict.fromkeys(bad, r"ValueError: the corner is red\nand that is bad")}
+    assert found.failed == {"bad": dict.fromkeys(bad, r"ValueError: the corner is red\nand that is bad")}
     assert found.table.degenerate["bad"]["nonfinite"] == len(bad)
     alone = ran(of_folder(folder, methods={"rollout": "rollout"}, images_per_unit=6), tmp_path / "alone")
-    (other,) = gather(alone)
+    (other,) = collect(alone)
     assert other.table["rollout", metric].tolist() == pytest.approx(found.table["rollout", metric].tolist())
 
 
 def test_it_is_said_by_name(folder: Path, tmp_path: Path) -> None:
     store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
-    assert set(status(store).raised["bad"]) == bad
+    assert set(status(store).failed["bad"]) == bad
     told = command("bench", "status", tmp_path / "run")
     assert f"{len(bad)} pictures have no map of bad, which failed on them:" in told.out
     assert r"ValueError: the corner is red\nand that is bad" in told.out
@@ -87,9 +87,9 @@ def test_maps_of_a_folder_that_are_not_there(folder: Path, tmp_path: Path) -> No
         np.save(maps / f"{number:04d}.npy", np.random.default_rng(number).random((8, 8), dtype=np.float32))
     (maps / "0003.npy").unlink()
     store = ran(of_folder(folder, methods={"stored": str(maps)}, images_per_unit=6), tmp_path / "run")
-    (found,) = gather(store)
-    assert set(found.raised["stored"]) == {"0003.png"}
-    assert "there is no map" in found.raised["stored"]["0003.png"]
+    (found,) = collect(store)
+    assert set(found.failed["stored"]) == {"0003.png"}
+    assert "there is no map" in found.failed["stored"]["0003.png"]
 
 
 # -- labels --------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_label_out_of_range_is_named_with_its_picture(tmp_path: Path) -> None:
 
 
 def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
-    known = protocol(judge=EvaluationSpec(("insertion",)))  # one metric agrees with no other: there is no such section
+    known = protocol(evaluation=EvaluationSpec(("insertion",)))
     page = report(a_run(tmp_path, known)).page.read_text()
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert {"m1-scores", "m1-ranks", "settings", "again"} <= set(links)

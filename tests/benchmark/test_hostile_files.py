@@ -71,7 +71,7 @@ def test_a_broken_disk_is_not_taken_for_damage(run: Path, monkeypatch: pytest.Mo
 
         patched.setattr(atomic, "io", Reader)
         store = Store(run)
-        for act in (store.mend, lambda: store.said(file.stem)):
+        for act in (store.mend, lambda: store.info(file.stem)):
             with pytest.raises(VitreousError, match=r"cannot be read: Input/output error"):
                 act()
     assert Store(run).read(file.stem) is not None

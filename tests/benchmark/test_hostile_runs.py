@@ -20,7 +20,7 @@ from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.protocol import DataSpec, ModelSpec
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import Store, status
-from vitreous.benchmark.unit_file import unpacked
+from vitreous.benchmark.unit_file import unpack_unit
 from vitreous.errors import VitreousError, VitreousWarning
 
 
@@ -63,13 +63,16 @@ def test_a_unit_is_named_by_the_digest_of_its_content(run: Path, tmp_path: Path,
     ("change", "complaint"),
     [
         (lambda plan: plan.update(replaces=["../../victim"]), r"replaces\[0\] = .* is no digest"),
-        (lambda plan: plan["units"][0].update(setting=99), r"units\[0\]\.setting = 99: there are 1 settings"),
-        (lambda plan: plan["units"][0]["pictures"].append("../../victim"), r"units\[0\]\.pictures = .* digests"),
+        (lambda plan: plan["units"][0].update(config=99), r"units\[0\]\.config = 99: there are 1 configs"),
+        (lambda plan: plan["units"][0]["images"].append("../../victim"), r"units\[0\]\.images = .* digests"),
         (lambda plan: plan["units"][0]["methods"].append("other"), r"units\[0\]\.methods = 'other': is not among"),
         (lambda plan: plan["units"][0].update(seed=7), r"units\[0\]\.id = .* is not the digest of its content"),
-        (lambda plan: plan["settings"][0].update(tie_breaking="odd"), r"settings\[0\]\.ties = 'odd': is not one of"),
-        (lambda plan: plan["settings"][0].update(threads=10**9), r"settings\[0\]\.threads = 1000000000: must be from"),
-        (lambda plan: plan.update(names={}), r"units\[0\]\.pictures = .* has no name"),
+        (
+            lambda plan: plan["configs"][0].update(tie_breaking="odd"),
+            r"configs\[0\]\.tie_breaking = 'odd': is not one of",
+        ),
+        (lambda plan: plan["configs"][0].update(threads=10**9), r"configs\[0\]\.threads = 1000000000: must be from"),
+        (lambda plan: plan.update(names={}), r"units\[0\]\.images = .* has no name"),
         (lambda plan: plan.update(revision=2), r"says that it is plan 2"),
     ],
 )
@@ -109,8 +112,8 @@ def test_a_file_under_the_name_of_another_unit_does_not_count(run: Path, origina
     maps, scores = (run / "units" / f"{unit['id']}.npz" for unit in words(run, PLAN)["units"])
     shutil.copy(maps, scores)
     assert Store(run).read(scores.stem) is None
-    assert Store(run).said(scores.stem) is None
-    assert status(Store(run)).broken == (scores.stem,)
+    assert Store(run).info(scores.stem) is None
+    assert status(Store(run)).damaged == (scores.stem,)
     with pytest.warns(
         VitreousWarning, match=rf"{scores.stem}\.npz is damaged and made again: it holds the unit {maps.stem}"
     ):
@@ -137,7 +140,7 @@ def bomb(size: int) -> bytes:
 
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        archive.writestr("said.json.npy", b"")
+        archive.writestr("info.json.npy", b"")
         with archive.open("maps/0.npy", "w") as member:
             for _ in range(size // 2**20):
                 member.write(bytes(2**20))
@@ -160,7 +163,7 @@ def test_what_would_unfold_to_much_more_is_refused_before_it_does(run: Path, tmp
 @pytest.mark.parametrize("shape", [(10**12,), (2**40, 0, 2**40), (-1, 2), (1,) * 90, (10**30, 10**30)])
 def test_the_shape_that_an_array_promises_is_not_believed(run: Path, shape: tuple[int, ...]) -> None:
     file = first_unit(run)
-    arrays, said = unpacked(file.read_bytes())
+    arrays, said = unpack_unit(file.read_bytes())
     repacked(file, arrays, said)
     with zipfile.ZipFile(file) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -168,7 +171,7 @@ def test_the_shape_that_an_array_promises_is_not_believed(run: Path, shape: tupl
     members["maps/0.npy"] = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
     file.write_bytes(zipped(members))
     assert Store(run).read(file.stem) is None
-    assert Store(run).some(file.stem, ["maps/0"]) is None
+    assert Store(run).read_arrays(file.stem, ["maps/0"]) is None
 
 
 def test_members_that_lie_over_each_other_are_refused(run: Path) -> None:
@@ -193,7 +196,7 @@ def test_members_that_lie_over_each_other_are_refused(run: Path) -> None:
     ("change", "reason"),
     [
         (lambda arrays, said: said.update(seconds="long"), "seconds = 'long': must be a number"),
-        (lambda arrays, said: said.update(pictures=said["pictures"][:1]), "does not fit its 1 pictures"),
+        (lambda arrays, said: said.update(images=said["images"][:1]), "does not fit its 1 pictures"),
         (lambda arrays, said: said.update(unreadable={"x" * 32: "why"}), "its pictures are not those of the unit"),
         (lambda arrays, said: said["unit"].update(methods=["rollout"]), "other pictures, methods or metrics"),
         (lambda arrays, said: arrays.pop("maps/0"), "it lacks maps/0"),
@@ -203,7 +206,7 @@ def test_members_that_lie_over_each_other_are_refused(run: Path) -> None:
 )
 def test_a_unit_must_be_what_was_planned(run: Path, original: Path, change: Any, reason: str) -> None:
     file = first_unit(run)
-    arrays, said = unpacked(file.read_bytes())
+    arrays, said = unpack_unit(file.read_bytes())
     change(arrays, said)
     repacked(file, arrays, said)
     with pytest.warns(VitreousWarning, match=reason):
@@ -234,7 +237,7 @@ def test_a_plan_does_not_choose_what_is_imported(run: Path, tmp_path: Path, trap
     """The row that the protocol names by a word is code in the plan, and nothing of it is done yet."""
     plan = words(run, PLAN)
     shutil.rmtree(run / "units")
-    plan["settings"][0]["methods"]["rollout"] = trap
+    plan["configs"][0]["methods"]["rollout"] = trap
     write(run, PLAN, renumber(plan))
     with pytest.warns(VitreousWarning, match=f"left: {trap} is code to import, which this command does not name"):
         resume(run)
@@ -249,12 +252,12 @@ def test_the_manifest_of_a_run_does_not_choose_what_is_imported(run: Path, tmp_p
     manifest["wanted"]["protocol"]["methods"]["rollout"] = trap
     write(run, "run.json", manifest)
     plan = words(run, PLAN)
-    plan["settings"][0]["methods"]["rollout"] = trap
+    plan["configs"][0]["methods"]["rollout"] = trap
     write(run, PLAN, renumber(plan, run))
     with pytest.raises(VitreousError, match=f"the run has the row rollout, which imports {trap}"):
         resume(run)
     assert status(Store(run)).done == 2
-    assert report(run).findings[0].table.methods == ("raw_attention", "rollout")
+    assert report(run).results[0].table.methods == ("raw_attention", "rollout")
     unpack(pack(run, tmp_path / "run.zip"), tmp_path / "there")
     open_run = pytest.importorskip("vitreous.web.run_view")
     assert open_run.Run(run).opened().parts

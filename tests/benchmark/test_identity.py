@@ -24,11 +24,12 @@ from mutations import (
 from plug_ins import HELPERS, METHOD, METRIC, PlugIns
 from run_files import SETTING
 from tiny_benchmark import bench, photos, ran, tiny
-from vitreous.benchmark.changes import refuse_other_model
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
+from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, ModelSpec
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
+from vitreous.benchmark.worker import refuse_other_model
 from vitreous.errors import VitreousError, VitreousWarning
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -76,8 +77,9 @@ def test_a_run_is_not_resumed_with_another_model(
 
 
 def test_a_worker_refuses_another_model_than_was_planned(tmp_path: Path, changed_model: Any) -> None:
-    made = bench(tiny(), tmp_path / "run")
+    bench(tiny(), tmp_path / "run")
     changed_model(twice_the_heads)
+    made = BenchmarkRun(tiny(), tmp_path / "run", Options(device="cpu"))  # another process, which loads the model anew
     with pytest.raises(VitreousError, match=r"^world has other structure or settings than .*; give every worker"):
         made.work()
     assert not made.store.finished()
@@ -101,10 +103,10 @@ def test_models_of_equal_weights_and_other_preprocessing_have_their_own_numbers(
     plain, other = ModelSpec("plain", "world"), ModelSpec("squashed", "world", mean=(0.2, 0.2, 0.2), crop="squash")
     data = DataSpec("folder", path=str(folder))
     ran(models(plain, other, data=data), tmp_path / "both")
-    both = {found.setting.label: found.table for found in gather(Store(tmp_path / "both"))}
+    both = {found.config.label: found.table for found in collect(Store(tmp_path / "both"))}
     for spec in (plain, other):
         ran(models(spec, data=data), tmp_path / spec.label)
-        (alone,) = gather(Store(tmp_path / spec.label))
+        (alone,) = collect(Store(tmp_path / spec.label))
         for method in ("raw_attention", "rollout"):
             (metric,) = tiny().evaluation.metrics
             np.testing.assert_array_equal(both[spec.label][method, metric], alone.table[method, metric])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiny_benchmark import METRICS, bench, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
@@ -38,7 +38,7 @@ def test_scores_alone_are_enough_for_a_table(done: Path, tmp_path: Path) -> None
     file = pack(done, tmp_path / "run.zip", maps=False)
     store = unpack(file, tmp_path / "there")
     assert 0 < len(store.finished()) < len(Store.open(done).finished())
-    (here,), (there,) = gather(Store.open(done)), gather(store)
+    (here,), (there,) = collect(Store.open(done)), collect(store)
     for name in ("raw_attention", "rollout"):
         assert there.table[name, METRICS[0]].tolist() == here.table[name, METRICS[0]].tolist()
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 import vitreous as vt
 from tiny_benchmark import bench, of_folder, photos
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
+from vitreous.benchmark.data import ImageSource
 from vitreous.benchmark.protocol import ModelSpec
 from vitreous.benchmark.report import report
-from vitreous.benchmark.report_images import Sight
 from vitreous.models.transforms import Transform
 
 hf = pytest.importorskip("transformers")
@@ -38,18 +38,18 @@ def test_a_run_records_and_draws_a_librarys_transform(folder: Path, tmp_path: Pa
     made = bench(protocol, tmp_path / "run")
     made.work()
     how = vt.load(f"hf/{folder}").preprocess
-    (gathered,) = gather(made.store, {part.protocol.data.label: part.pictures for part in made.parts})
-    setting = gathered.setting
+    (scores,) = collect(made.store, {part.protocol.data.label: part.images for part in made.datasets})
+    setting = scores.config
     assert setting.preprocess["mode"] == "squash"
     assert isinstance(how, Transform) == ("digest" in setting.preprocess)
-    known = {setting.data: made.parts[0].pictures}
-    for digest in gathered.pictures:
-        photo = made.parts[0].pictures.entry(digest).open()
+    known = {setting.data: made.datasets[0].images}
+    for digest in scores.digests:
+        photo = made.datasets[0].images.entry(digest).open()
         expected = np.asarray(how.resize_and_crop(photo)[0]).astype(int)
-        drawn = np.asarray(Sight(known).seen(setting, digest)).astype(int)
+        drawn = np.asarray(ImageSource(known).image(setting, digest)).astype(int)
         assert np.abs(drawn - expected).max() <= 3  # without the model: the same crop, colours rounded otherwise
         own = replace(setting, preprocess={**setting.preprocess, "mode": "own"})
-        exact = Sight(known, lambda _: vt.load(f"hf/{folder}")).seen(own, digest)
+        exact = ImageSource(known, lambda _: vt.load(f"hf/{folder}")).image(own, digest)
         assert np.array_equal(np.asarray(exact), expected)
     assert "Best and worst pictures" in report(tmp_path / "run").page.read_text()
 

@@ -230,15 +230,15 @@ def test_the_papers_own_method_is_best_where_it_says_so(name: str, best: str, ev
 
 
 def test_parts_are_single_data_sets(every: dict[str, Protocol]) -> None:
-    imagenet, segments = every["vtranm-table2"].parts()
+    imagenet, segments = every["vtranm-table2"].per_dataset()
     assert (imagenet.data.source, segments.data.source) == ("imagenet-val", "imagenet-segmentation")
     assert (len(imagenet.cells), len(segments.cells)) == (36, 27)
     assert segments.evaluation.metrics == ("pixel_accuracy@vtranm", "mean_ap@vtranm", "mean_iou@vtranm")
     assert not imagenet.also
     for protocol in every.values():
-        assert sum(len(part.published) for part in protocol.parts()) == len(protocol.published)
-        assert all(part.models for part in protocol.parts())
-    mura = every["skipplus"].parts()[1]
+        assert sum(len(part.published) for part in protocol.per_dataset()) == len(protocol.published)
+        assert all(part.models for part in protocol.per_dataset())
+    mura = every["skipplus"].per_dataset()[1]
     assert [model.label for model in mura.models] == ["MURA ViT Base (Patch 16)"]
 
 
@@ -248,7 +248,7 @@ def test_another_model_goes_through_the_same_protocol(every: dict[str, Protocol]
         assert [model.name for model in other.models] == ["timm/deit_tiny_patch16_224"]
         assert not other.missing
         assert other.evaluation == protocol.evaluation
-        assert all(part.models for part in other.parts()), name
+        assert all(part.models for part in other.per_dataset()), name
     other = replace_model(every["var-table1"], "world")
     rows = other.methods_of(other.models[0])
     assert "GBP" not in rows  # the rows of the ViT, not those of the CNN
@@ -325,7 +325,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text(GOOD[: GOOD.index("[[published]]")])
     mine = read(path)
     assert mine == read(str(path))
-    assert (mine.name, mine.paper, mine.published, mine.figures) == ("mine", None, (), ())
+    assert (mine.name, mine.paper, mine.published, mine.layout.figures) == ("mine", None, (), ())
     assert mine.evaluation.target == "pred"
     assert mine.models[0].size == 128
     path.write_text(GOOD.replace('title = "Mine"', 'title = "Mine"\nscale = 10'))
@@ -337,22 +337,26 @@ BAD = {
     "other schema": ("protocol/1", "protocol/9", ["schema", "'vitreous.protocol/9'"]),
     "no title": ('title = "Mine"', "", ["title is missing"]),
     "unknown key": ('title = "Mine"', 'title = "Mine"\nmodel = 3', ["model = 3", "did you mean models"]),
-    "unknown key inside": ("seeds = [0, 1]", "seed = 7", ["judge.seed = 7", "did you mean seeds"]),
+    "unknown key inside": ("seeds = [0, 1]", "seed = 7", ["evaluation.seed = 7", "did you mean seeds"]),
     "unknown key of a model": ("size = 128", "sizes = 128", ["models[0].sizes = 128", "did you mean size"]),
     "truth for a number": ("images = 10", "images = true", ["data.images = True", "a whole number"]),
-    "number in a list of texts": ('"deletion@coiba"]', "3]", ["judge.metrics[1] = 3", "must be text"]),
+    "number in a list of texts": ('"deletion@coiba"]', "3]", ["evaluation.metrics[1] = 3", "must be text"]),
     "not finite": ("value = 1", "value = nan", ["published[0].value = nan", "finite"]),
     "empty text": ('label = "mine"', 'label = ""', ["models[0].label = ''", "not empty"]),
-    "no table": ("[evaluation]\n", "[judging]\n", ["judging", "did you mean evaluation"]),
-    "no data": ('[data]\nsource = "folder"\npath = "photos"\nimages = 10', "", ["[data] is missing"]),
+    "no table": ("[evaluation]\n", "[evaluations]\n", ["evaluations", "did you mean evaluation"]),
+    "no data": ('[data]\nsource = "folder"\npath = "photos"\nimages = 10', "", ["data is missing"]),
     "unknown source": ('"folder"', '"foldr"', ["data.source = 'foldr'", "did you mean folder"]),
     "negative count": ("images = 10", "images = -1", ["data.images = -1", "at least 0"]),
     "listed, no list": ("images = 10", 'choose = "listed"', ["data.choose = 'listed'", "needs names"]),
     "unknown method": ('"generic"', '"genric"', ["methods.'A' = 'genric'", "did you mean generic"]),
     "bad parameter": ("samples=2", "copies=2", ["methods.'B'", "copies"]),
-    "unknown metric": ('"insertion",', '"insertoin",', ["judge.metrics[0] = 'insertoin'", "did you mean insertion"]),
-    "unknown preset": ("@coiba", "@koiba", ["judge.metrics[1]", "no preset 'koiba'"]),
-    "metric twice": ("deletion@coiba", "insertion@rise", ["judge.metrics[1] = 'insertion'", "twice"]),
+    "unknown metric": (
+        '"insertion",',
+        '"insertoin",',
+        ["evaluation.metrics[0] = 'insertoin'", "did you mean insertion"],
+    ),
+    "unknown preset": ("@coiba", "@koiba", ["evaluation.metrics[1]", "no preset 'koiba'"]),
+    "metric twice": ("deletion@coiba", "insertion@rise", ["evaluation.metrics[1] = 'insertion'", "twice"]),
     "no such model": ('model = "mine"', 'model = "yours"', ["published[0].model = 'yours'", "mine"]),
     "no such row": ('method = "A"', 'method = "C"', ["published[0].method = 'C'", "A, B"]),
     "no such column": ('metric = "insertion"', 'metric = "deletion"', ["published[0].metric = 'deletion'"]),
@@ -360,8 +364,8 @@ BAD = {
     "gain over nothing": ("error = 0.25", "gain = 3", ["published[0].gain and published[0].over"]),
     "unknown paper": ('title = "Mine"', 'title = "Mine"\npaper = "hong2025"', ["paper = 'hong2025'", "hong2025coiba"]),
     "unknown need": ("size = 128", 'requires = ["gpu"]', ["models[0].requires = 'gpu'", "weights"]),
-    "unknown target": ("seeds = [0, 1]", 'target = "truth"', ["judge.target = 'truth'", "pred, label"]),
-    "unknown reference": ("seeds = [0, 1]", 'reference = "C"', ["judge.reference = 'C'", "A, B"]),
+    "unknown target": ("seeds = [0, 1]", 'target = "truth"', ["evaluation.target = 'truth'", "pred, label"]),
+    "unknown reference": ("seeds = [0, 1]", 'reference = "C"', ["evaluation.reference = 'C'", "A, B"]),
     "crop": ("size = 128", 'crop = "middle"', ["models[0].crop = 'middle'", "center"]),
     "figure": ("[methods]", '[layout]\nfigures = ["pie"]\n[methods]', ["layout.figures = 'pie'", "curves"]),
 }

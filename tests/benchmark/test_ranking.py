@@ -14,17 +14,17 @@ import vitreous as vt
 from families import FAMILIES, images
 from paired_scores import made, table
 from vitreous.benchmark.ranking import (
-    correlations,
+    correlate_metrics,
     critical_difference,
     friedman,
-    groups_of,
-    ranked,
-    ranks,
+    rank_methods,
+    ranks_per_image,
     seed_scores,
-    spread,
-    studentised_range,
+    studentized_range,
+    tied_groups,
+    variance_components,
 )
-from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, own_perturbation
+from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, shared_perturbation
 from vitreous.errors import VitreousError
 from vitreous.methods.masking import filling
 from vitreous.metrics.baselines import BASELINES, DROP
@@ -40,31 +40,31 @@ RNG = np.random.default_rng(1)
 def test_ranks_and_friedman_are_scipys() -> None:
     scores = RNG.integers(0, 4, size=(25, 6)).astype(float) + 0.3 * np.arange(6)
     scores[:, 4] = scores[:, 1]
-    np.testing.assert_array_equal(ranks(scores, False), stats.rankdata(scores, axis=1))
-    np.testing.assert_array_equal(ranks(scores), stats.rankdata(-scores, axis=1))
+    np.testing.assert_array_equal(ranks_per_image(scores, False), stats.rankdata(scores, axis=1))
+    np.testing.assert_array_equal(ranks_per_image(scores), stats.rankdata(-scores, axis=1))
     expected = stats.friedmanchisquare(*scores.T)
-    assert friedman(ranks(scores)) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-9)
-    assert friedman(ranks(np.ones((8, 3)))) == (0.0, 1.0)
+    assert friedman(ranks_per_image(scores)) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-9)
+    assert friedman(ranks_per_image(np.ones((8, 3)))) == (0.0, 1.0)
 
 
 def test_two_methods_make_a_sign_test() -> None:
     """With two methods and no ties Friedman's number is (wins - losses)^2 / n."""
     scores = RNG.normal(0.5, 1, size=(30, 1)) * [1, 0]
     wins = int((scores[:, 0] > 0).sum())
-    chi_square, p = friedman(ranks(scores))
+    chi_square, p = friedman(ranks_per_image(scores))
     assert chi_square == pytest.approx((2 * wins - 30) ** 2 / 30)
     assert p == pytest.approx(stats.chi2.sf(chi_square, 1))
 
 
-def test_studentised_range_is_scipys() -> None:
+def test_studentized_range_is_scipys() -> None:
     for count in (2, 3, 7, 20, 50, 120):
         expected = stats.studentized_range.ppf(0.95, count, math.inf)
-        assert studentised_range(count) == pytest.approx(expected, rel=1e-6)
+        assert studentized_range(count) == pytest.approx(expected, rel=1e-6)
     printed = [1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164]  # Demsar 2006, table 5 (a)
-    found = [studentised_range(count) / math.sqrt(2) for count in range(2, 11)]
+    found = [studentized_range(count) / math.sqrt(2) for count in range(2, 11)]
     np.testing.assert_allclose(found, printed, atol=1.1e-3)
     assert critical_difference(5, 30) == pytest.approx(2.728 * math.sqrt(5 * 6 / (6 * 30)), abs=1e-3)
-    for wrong in (lambda: studentised_range(1), lambda: critical_difference(3, 0), lambda: studentised_range(3, 2.0)):
+    for wrong in (lambda: studentized_range(1), lambda: critical_difference(3, 0), lambda: studentized_range(3, 2.0)):
         with pytest.raises(VitreousError, match="must"):
             wrong()
 
@@ -74,27 +74,27 @@ def test_nemenyi_keeps_its_level() -> None:
     rng = np.random.default_rng(2)
     critical, far = critical_difference(5, 40), 0
     for _ in range(1000):
-        mean = ranks(rng.normal(size=(40, 5))).mean(axis=0)
+        mean = ranks_per_image(rng.normal(size=(40, 5))).mean(axis=0)
         far += float(np.ptp(mean)) >= critical
     assert 0.025 < far / 1000 < 0.065
 
 
 def test_groups_hold_exactly_the_pairs_that_are_close() -> None:
     names, mean = tuple("abcdef"), (1.0, 1.5, 2.25, 3.0, 3.75, 9.0)
-    found = groups_of(names, mean, 1.5)
+    found = tied_groups(names, mean, 1.5)
     assert found == (("a", "b", "c"), ("c", "d"), ("d", "e"))  # b and d differ by 1.5: that is apart
     for i, one in enumerate(names):
         for j in range(i + 1, len(names)):
             together = any(one in group and names[j] in group for group in found)
             assert together == (mean[j] - mean[i] < 1.5)
-    assert groups_of(names, mean, math.inf) == (names,)
-    assert groups_of(names, mean, 0.1) == ()
+    assert tied_groups(names, mean, math.inf) == (names,)
+    assert tied_groups(names, mean, 0.1) == ()
 
 
 def test_a_table_is_ranked_best_first_whatever_the_direction() -> None:
     scores = made(50)
     for metric in ("insdel", "deletion"):
-        found = ranked(scores, metric)
+        found = rank_methods(scores, metric)
         stacked = np.stack([scores[name, metric] for name in scores.methods], axis=1)
         own = stats.rankdata(-stacked if metric == "insdel" else stacked, axis=1).mean(axis=0)
         assert [found.of(name) for name in scores.methods] == pytest.approx(list(own))
@@ -111,7 +111,7 @@ def test_groups_are_blocks_and_gaps_are_dropped() -> None:
     cells = {(name, "insdel"): RNG.normal(size=8) for name in ("ixg", "generic", "random")}
     cells["rollout", "insdel"] = np.full(8, math.nan)
     cells["generic", "insdel"][5] = math.nan
-    found = ranked(table(cells, tuple(groups)), "insdel")
+    found = rank_methods(table(cells, tuple(groups)), "insdel")
     assert (found.blocks, found.dropped, found.left_out) == (3, 1, ("rollout",))
     names = ("ixg", "generic", "random")
     means = np.array([[cells[name, "insdel"][groups == g].mean() for name in names] for g in (0, 1, 3)])
@@ -124,7 +124,7 @@ def test_nothing_is_told_apart_unless_friedman_is_sure() -> None:
     """Here two mean ranks differ by more than the critical difference, and p is 0.058."""
     rows = [[4, 1, 3, 2, 1], [5, 5, 3, 1, 2], [2, 4, 5, 0, 0], [0, 0, 5, 1, 0], [0, 0, 5, 5, 0], [4, 4, 5, 5, 4]]
     scores = dict(zip("abcde", np.array(rows, float).T, strict=True))
-    found = ranked(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
+    found = rank_methods(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
     assert found.mean[-1] - found.mean[0] > found.critical
     assert found.p == pytest.approx(0.058, abs=1e-3)
     assert found.groups == (found.methods,)
@@ -143,7 +143,7 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
     scores = table(cells, groups, samples=200)
     signs = {"insdel": 1, "deletion": -1, "average_gain": 1}
     (weights,) = resamples(20, 200, 0, groups)
-    for correlation in correlations(scores):
+    for correlation in correlate_metrics(scores):
         own = [name for name in names if not (correlation.other == "average_gain" and name == "saliency")]
 
         def value(weight: Any, pair: Any = correlation, own: Any = own) -> float:
@@ -164,11 +164,11 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
 
 def test_two_methods_have_no_correlation() -> None:
     cells = {(name, m): RNG.normal(size=9) for name in ("ixg", "random") for m in ("insdel", "deletion")}
-    (found,) = correlations(table(cells))
+    (found,) = correlate_metrics(table(cells))
     assert found.methods == 2
     assert math.isnan(found.value)
     assert math.isnan(found.low)
-    assert correlations(table({("ixg", "insdel"): np.ones(3)})) == ()
+    assert correlate_metrics(table({("ixg", "insdel"): np.ones(3)})) == ()
 
 
 # -- seeds -----------------------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def test_two_methods_have_no_correlation() -> None:
 
 def test_variances_by_loops() -> None:
     x = RNG.normal(size=(4, 1)) + RNG.normal(size=(1, 7)) + RNG.normal(size=(4, 7))
-    found = spread(x, "tis", "insdel")
+    found = variance_components(x, "tis", "insdel")
     whole = sum(x[s, i] for s in range(4) for i in range(7)) / 28
     of_seed = sum(7 * (x[s].mean() - whole) ** 2 for s in range(4)) / 3
     of_image = sum(4 * (x[:, i].mean() - whole) ** 2 for i in range(7)) / 6
     rest = sum((x[s, i] - x[s].mean() - x[:, i].mean() + whole) ** 2 for s in range(4) for i in range(7)) / 18
     seed, image = max(0.0, (of_seed - rest) / 7), max(0.0, (of_image - rest) / 4)
-    assert (found.seed, found.image, found.rest) == pytest.approx((seed, image, rest))
+    assert (found.seed, found.image, found.residual) == pytest.approx((seed, image, rest))
     squared = seed / 4 + image / 7 + rest / 28
     assert found.error == pytest.approx(math.sqrt(squared))
     assert found.share == pytest.approx((seed / 4 + rest / 28) / squared)
@@ -195,18 +195,18 @@ def test_variances_are_found_again() -> None:
     rng, total, raw = np.random.default_rng(3), np.zeros(3), []
     for _ in range(600):
         x = rng.normal(0, 0.5**0.5, (5, 1)) + rng.normal(0, 2**0.5, (1, 30)) + rng.normal(size=(5, 30))
-        found = spread(x)
-        total += (found.seed, found.image, found.rest)
+        found = variance_components(x)
+        total += (found.seed, found.image, found.residual)
         raw.append(found.mean)
     np.testing.assert_allclose(total / 600, (0.5, 2.0, 1.0), rtol=0.1)
     assert np.var(raw) == pytest.approx(0.5 / 5 + 2 / 30 + 1 / 150, rel=0.2)
 
 
 def test_seeds_that_change_nothing_have_no_share() -> None:
-    still = spread(np.tile(RNG.normal(size=9) * 0.1, (3, 1)))
-    assert (still.seed, still.rest, still.share, still.share_of_one, still.clipped) == (0, 0, 0, 0, ())
-    assert math.isnan(spread(np.full((3, 4), 0.1)).share)
-    crossed = spread(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    still = variance_components(np.tile(RNG.normal(size=9) * 0.1, (3, 1)))
+    assert (still.seed, still.residual, still.share, still.share_of_one, still.clipped) == (0, 0, 0, 0, ())
+    assert math.isnan(variance_components(np.full((3, 4), 0.1)).share)
+    crossed = variance_components(np.array([[1.0, -1.0], [-1.0, 1.0]]))
     assert (crossed.seed, crossed.image, crossed.clipped) == (0, 0, ("seed", "image"))
     assert crossed.share == 1
 
@@ -214,16 +214,18 @@ def test_seeds_that_change_nothing_have_no_share() -> None:
 def test_seeds_of_groups_and_of_images_without_a_score() -> None:
     x = RNG.normal(size=(3, 8))
     groups = [0, 0, 1, 1, 2, 2, 3, 3]
-    assert spread(x, groups=groups).image == pytest.approx(spread((x[:, ::2] + x[:, 1::2]) / 2).image)
+    assert variance_components(x, groups=groups).image == pytest.approx(
+        variance_components((x[:, ::2] + x[:, 1::2]) / 2).image
+    )
     x[1, 4] = math.nan
-    assert spread(x).images == 7
-    assert spread(x).rest == pytest.approx(spread(np.delete(x, 4, axis=1)).rest)
+    assert variance_components(x).images == 7
+    assert variance_components(x).residual == pytest.approx(variance_components(np.delete(x, 4, axis=1)).residual)
     with pytest.raises(VitreousError, match="1 seeds and 7 images"):
-        spread(x[1:2])
+        variance_components(x[1:2])
     with pytest.raises(VitreousError, match="3 seeds and 1 images with a score in each of tis in insdel"):
-        spread(x[:, :1], "tis", "insdel")
+        variance_components(x[:, :1], "tis", "insdel")
     with pytest.raises(VitreousError, match=r"not \[8\]"):
-        spread(x[0])
+        variance_components(x[0])
 
 
 def test_tables_of_several_seeds_are_stacked() -> None:
@@ -275,7 +277,7 @@ TOKENS, MEAN, OWN, BLUR = (SHARED[what] for what in (DROP, "zero_norm", "mean_ch
     ],
 )
 def test_own_perturbation(method: str, metric: str, expected: str | None) -> None:
-    assert own_perturbation(vt.get_method(method), vt.get_metric(metric)) == expected
+    assert shared_perturbation(vt.get_method(method), vt.get_metric(metric)) == expected
 
 
 def test_every_method_that_perturbs_is_declared() -> None:
@@ -302,7 +304,7 @@ def test_flags_of_a_table() -> None:
     scores = made(40, ("insdel", "deletion"))
     cells = {cell: parts[:, 0] for cell, parts in scores.parts.items()}
     strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
-    plan = {"methods": {"ixg": {"spelling": "rise"}, "generic": {"what": "a function"}, "rollout": {"spelling": "?"}}}
+    plan = {"methods": {"ixg": {"spec": "rise"}, "generic": {"what": "a function"}, "rollout": {"spec": "?"}}}
     found = RunStatistics.of(table(cells, degenerate=strange, plan=plan))
     told = {(flag.kind, flag.method, flag.metric): flag.text for flag in found.flags}
     assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
@@ -310,9 +312,9 @@ def test_flags_of_a_table() -> None:
     assert ("no better than random", "ixg", "insdel") not in told
     bad = {name for name, v in scores.trial.items() if v is None or v.verdict in ("fails", "blind", "not tried")}
     assert {metric for kind, _, metric in told if kind == "trial"} == bad
-    assert {(mark.method, mark.metric) for mark in found.marks} == {("ixg", "insdel"), ("ixg", "deletion")}
+    assert {(mark.method, mark.metric) for mark in found.shared} == {("ixg", "insdel"), ("ixg", "deletion")}
     given = RunStatistics.of(table(cells), methods={"generic": vt.get_method("tis")})
-    assert given.marks == ()
+    assert given.shared == ()
 
 
 def test_of_an_evaluation() -> None:
@@ -320,6 +322,6 @@ def test_of_an_evaluation() -> None:
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
     scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
     found = RunStatistics.of(scores, "ixg")
-    assert [(mark.method, mark.metric) for mark in found.marks] == [("occlusion", "deletion(steps=4)")]
+    assert [(mark.method, mark.metric) for mark in found.shared] == [("occlusion", "deletion(steps=4)")]
     assert found.test("occlusion", "ixg", metrics[0]) is not None
     assert found.units == 5

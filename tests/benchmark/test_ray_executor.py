@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tiny_benchmark import arrays, assert_same, bench, of_folder, photos, ran, tiny
-from vitreous.benchmark import ray_executor as rays
+from vitreous.benchmark import executors as rays
 from vitreous.benchmark.executors import run as run_engine
 from vitreous.benchmark.store import status
 from vitreous.errors import VitreousError, VitreousWarning
@@ -129,7 +129,7 @@ def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypat
     found = status(made.store)
     assert set(lost) <= found.failures.keys()
     for unit in lost:
-        (why,) = made.store.said(unit)["retried"]
+        (why,) = made.store.info(unit)["retried"]
         assert why.startswith(f"lost with its worker on node {node.node_id[:12]}: Actor")
     ran(protocol, tmp_path / "local")
     assert_same(tmp_path / "ray", tmp_path / "local")

@@ -1,4 +1,4 @@
-"""From tables to the files of a report and to the ledger; the stores are written by hand."""
+"""From tables to the files of a report and to the reproduction; the stores are written by hand."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import typer
 from typer.testing import CliRunner
 
 from run_files import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.changes import commands
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published, read, replace_model
-from vitreous.benchmark.report import commands, report
-from vitreous.benchmark.report_sections import flags, scores
-from vitreous.benchmark.reproduction import Ledger, Line
+from vitreous.benchmark.report import report
+from vitreous.benchmark.reproduction import ReproducedCell, Reproduction
+from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.summary import Finding
 from vitreous.cli.benchmark import report as report_command
 from vitreous.errors import VitreousError
+from vitreous.html import render
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -31,8 +32,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_protocol_says_which_rows_and_columns_there_are(tmp_path: Path) -> None:
-    known = protocol({"ours": "rollout"}, judge=EvaluationSpec(("deletion",)))
-    (found,) = gather(Store.open(a_run(tmp_path, known)))
+    known = protocol({"ours": "rollout"}, evaluation=EvaluationSpec(("deletion",)))
+    (found,) = collect(Store.open(a_run(tmp_path, known)))
     assert found.table.methods == ("ours", "random")
     assert found.table.metrics == ("deletion",)
     assert found.missing.cells == 0
@@ -111,21 +112,27 @@ def test_the_commands_say_what_was_changed() -> None:
     usual = read("quick")
     more = dataclasses.replace(usual, methods={**usual.methods, "rollout": "rollout"})
     less = dataclasses.replace(usual, evaluation=dataclasses.replace(usual.evaluation, metrics=("gini",), seeds=(3, 4)))
-    plain, again = commands(usual, {"images": None}, "a folder")
+    plain, again = commands(usual, {"images": None}, "a folder", 1, "protocol.json")
     assert plain == "vitreous bench run quick --out 'a folder'"
     assert again == "vitreous bench report 'a folder'"
-    assert commands(more, {"images": 18}, "x")[0].endswith("--out x --method +rollout --images 18")
-    assert commands(less, {"checkpoint": {"world": "w.pt"}}, "x", 2)[0].endswith(
+    assert commands(more, {"images": 18}, "x", 1, "protocol.json")[0].endswith("--out x --method +rollout --images 18")
+    assert commands(less, {"checkpoint": {"world": "w.pt"}}, "x", 2, "")[0].endswith(
         "--metric gini --seed 3 --seed 4 --checkpoint world=w.pt --threads 2"
     )
     mine = dataclasses.replace(usual, models=(ModelSpec("timm/a", "timm/a"),))
-    assert "--model timm/a" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
-    assert "--data one=p --data two=q" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x")[0]
-    assert commands(protocol(), {"data": "p"}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
-    assert commands(protocol(), {"data": {"": "p"}}, "x")[0] == "vitreous bench run protocol.json --out x --data p"
+    assert "--model timm/a" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x", 1, "protocol.json")[0]
+    assert "--data one=p --data two=q" in commands(mine, {"data": {"one": "p", "two": "q"}}, "x", 1, "protocol.json")[0]
+    assert (
+        commands(protocol(), {"data": "p"}, "x", 1, "protocol.json")[0]
+        == "vitreous bench run protocol.json --out x --data p"
+    )
+    assert (
+        commands(protocol(), {"data": {"": "p"}}, "x", 1, "protocol.json")[0]
+        == "vitreous bench run protocol.json --out x --data p"
+    )
     half = dataclasses.replace(usual, evaluation=dataclasses.replace(usual.evaluation, precision="float16"))
-    assert commands(half, {}, "x")[0].endswith("--out x --precision float16")
-    sized = commands(replace_model(usual, "timm/a", 224), {}, "x")[0]
+    assert commands(half, {}, "x", 1, "protocol.json")[0].endswith("--out x --precision float16")
+    sized = commands(replace_model(usual, "timm/a", 224), {}, "x", 1, "protocol.json")[0]
     assert "--model timm/a --img-size 224" in sized
 
 
@@ -146,7 +153,7 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
     store.add_plan(settings, units, "wanted", names)
     judged(store, units[0])
     judged(store, units[1], shift=0.25)
-    found = gather(store)
+    found = collect(store)
     assert [each.label for each in found] == ["other", "net", "third"]  # the protocol's order
     assert found[0].table["ours", "insertion"] == pytest.approx(found[1].table["ours", "insertion"] + 0.25)
     assert found[2].table.images == ()
@@ -161,16 +168,17 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
     """Two pictures tell nothing apart in either metric: one row, and one note."""
-    (found,) = gather(Store.open(a_run(tmp_path, protocol(), "ab")))
-    finding = Finding.of(found, protocol())
+    (found,) = collect(Store.open(a_run(tmp_path, protocol(), "ab")))
+    finding = ModelResult.of(found, protocol())
     said = [flag for flag in finding.statistics.flags if flag.kind == "no better than random"]
     assert len(said) == 2 * 2
-    page = flags(finding, "flags")
-    assert page.count("no better than random") == 1
-    assert "<td>all</td><td>all</td><td>not told apart from random</td>" in page
+    page = report(tmp_path / "run").page.read_text()
+    flags = page[page.index('id="m1-flags"') : page.index('id="m1-cost"')]
+    assert flags.count("no better than random") == 1
+    assert "<td>all</td><td>all</td><td>not told apart from random</td>" in flags
     few = [note for note in finding.statistics.notes if "too few" in note]
     assert few == ["all metrics: 2 images are too few for 3 tests to tell anything apart at 5 %"]
-    assert few[0] in scores(finding, "scores")
+    assert few[0] in page[page.index('id="m1-scores"') : page.index('id="m1-ranks"')]
 
 
 def test_a_wrong_reference_is_named(tmp_path: Path) -> None:
@@ -201,9 +209,9 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
     known = protocol(
         published=printed, absent={"Lost": "no code"}, data=DataSpec("folder", path="nowhere", images=5000)
     )
-    ledger = report(a_run(tmp_path, known, images=8)).ledger
-    assert ledger is not None
-    one, two, three, lost, other = ledger.lines
+    reproduction = report(a_run(tmp_path, known, images=8)).reproduction
+    assert reproduction is not None
+    one, two, three, lost, other = reproduction.lines
     assert (one.verdict, two.verdict, three.verdict, lost.verdict, other.verdict) == (
         "agrees",
         "differs",
@@ -217,17 +225,17 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
     assert lost.words == "no method here: no code"
     assert other.words == "this model was not run"
     assert math.isnan(other.ours)
-    assert ledger.figures == ("figure only",)
-    assert "5 printed cells: 2 agree" in ledger.summary
+    assert reproduction.figures == ("figure only",)
+    assert "5 printed cells: 2 agree" in reproduction.summary
 
 
 def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> str:
     """Return the causes of one deviation, where ``known`` is what comes along under the name that was run."""
     monkeypatch.setattr("vitreous.benchmark.reproduction.shipped", lambda: ["mine"])
     monkeypatch.setattr("vitreous.benchmark.reproduction.read", lambda name: known)
-    ledger = report(a_run(tmp_path, ran, **wanted)).ledger
-    assert ledger is not None
-    return ledger.lines[0].words
+    reproduction = report(a_run(tmp_path, ran, **wanted)).reproduction
+    assert reproduction is not None
+    return reproduction.lines[0].words
 
 
 @pytest.mark.parametrize(
@@ -239,7 +247,10 @@ def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.M
         ({"data": DataSpec("imagenet-val")}, "other images: folder instead of imagenet-val"),
         ({"data": DataSpec("folder", path="nowhere", images=100)}, "fewer images: 8 instead of 100"),
         ({"methods": {"generic": "generic", "ours": "rollout(start=1)"}}, "other method setting: rollout instead"),
-        ({"judge": EvaluationSpec(tuple(METRICS), target="label")}, "other class explained: pred instead of label"),
+        (
+            {"evaluation": EvaluationSpec(tuple(METRICS), target="label")},
+            "other class explained: pred instead of label",
+        ),
         ({"data": DataSpec("folder", path="nowhere", class_subset="own")}, "other softmax"),
         (
             {"published": (Published("insertion@coiba", "net", "ours", value=9.0),)},
@@ -265,23 +276,23 @@ def test_statistics_of_scenes_are_a_cause(tmp_path: Path) -> None:
     store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)
     judged(store, unit)
-    ledger = report(store.path).ledger
-    assert ledger is not None
-    assert "other statistics: noise of coiba from world:64" in ledger.lines[0].words
+    reproduction = report(store.path).reproduction
+    assert reproduction is not None
+    assert "other statistics: noise of coiba from world:64" in reproduction.lines[0].words
 
 
 def test_our_order_and_the_papers(tmp_path: Path) -> None:
     methods = {"generic": "generic", "ours": "rollout"}
     values = {"generic": 0.1, "ours": 0.9, "random": 0.5}  # ours: longer names are higher
     known = protocol(methods, published=tuple(cell(name, "insertion", value) for name, value in values.items()))
-    ledger = report(a_run(tmp_path, known)).ledger
-    assert ledger is not None
-    (found,) = ledger.agreements
+    reproduction = report(a_run(tmp_path, known)).reproduction
+    assert reproduction is not None
+    (found,) = reproduction.agreements
     assert (found.model, found.metric, found.methods) == ("net", "insertion", 3)
     assert found.value == pytest.approx(-1.0)  # 21, 12, 18 against 1, 9, 5
-    written = rows(tmp_path / "run" / "report" / "ledger.csv")
+    written = rows(tmp_path / "run" / "report" / "reproduction.csv")
     assert [row["paper"] for row in written] == ["0.1", "0.9", "0.5"]
-    assert "rank correlation" in (tmp_path / "run" / "report" / "ledger.md").read_text()
+    assert "rank correlation" in (tmp_path / "run" / "report" / "reproduction.md").read_text()
 
 
 def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
@@ -298,10 +309,10 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
     store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)
     judged(store, unit)
-    ledger = report(store.path).ledger
-    assert ledger is not None
-    assert len(ledger.lines) == len(paper.cells)
-    there = [line for line in ledger.lines if not math.isnan(line.ours)]
+    reproduction = report(store.path).reproduction
+    assert reproduction is not None
+    assert len(reproduction.lines) == len(paper.cells)
+    there = [line for line in reproduction.lines if not math.isnan(line.ours)]
     assert {(line.method, line.metric) for line in there} == {("Generic", "deletion@coiba")}
     assert len(there) == len([c for c in paper.cells if (c.method, c.metric) == ("Generic", "deletion@coiba")])
     assert all("other model: world instead of timm/" in line.words for line in there)
@@ -324,15 +335,18 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_differs_everywhere_is_said_once() -> None:
     causes = [("fewer images: 8", "other model: a instead of b"), ("other model: a instead of c", "fewer images: 8")]
     said = [*causes, (*causes[0], "other precision: float16")]
-    lines = [Line("", "b", str(i), "m", 0.1, 0.1, 0.2, 0.15, 0.3, 8, "differs", each) for i, each in enumerate(said)]
-    lost = Line("", "b", "lost", "m", 0.1, 0.1, math.nan, math.nan, math.nan, 0, "no number", ("not run",))
-    ledger = Ledger(protocol(), (*lines, lost), (), ())
-    assert ledger.everywhere == ("fewer images: 8", "other model: a")
-    told = [line.beside(ledger.everywhere) for line in ledger.lines]
+    lines = [
+        ReproducedCell("", "b", str(i), "m", 0.1, 0.1, 0.2, 0.15, 0.3, 8, "differs", each)
+        for i, each in enumerate(said)
+    ]
+    lost = ReproducedCell("", "b", "lost", "m", 0.1, 0.1, math.nan, math.nan, math.nan, 0, "no number", ("not run",))
+    reproduction = Reproduction(protocol(), (*lines, lost), (), ())
+    assert reproduction.everywhere == ("fewer images: 8", "other model: a")
+    told = [line.words_beside(reproduction.everywhere) for line in reproduction.lines]
     assert told == ["differs", "differs", "differs; other precision: float16", "not run"]
-    html = ledger.html()
+    html = render("benchmark_reproduction.html", reproduction=reproduction)
     assert html.count("fewer images: 8") == 1 + len(lines)  # in the text, and in what a click on the head sorts by
-    assert Ledger(protocol(), tuple(lines[:2]), (), ()).everywhere == ()
+    assert Reproduction(protocol(), tuple(lines[:2]), (), ()).everywhere == ()
 
 
 def test_another_substrate_is_another_column(tmp_path: Path) -> None:
@@ -347,7 +361,7 @@ def test_another_substrate_is_another_column(tmp_path: Path) -> None:
     unit = judging("abcdefgh", setting=setting, metrics=[ours])
     planned(store, [unit], setting)
     judged(store, unit)
-    ledger = report(store.path).ledger
-    assert ledger is not None
-    assert [line.verdict == "no number" for line in ledger.lines] == [False, True]
-    assert "other metric setting" in ledger.lines[0].words
+    reproduction = report(store.path).reproduction
+    assert reproduction is not None
+    assert [line.verdict == "no number" for line in reproduction.lines] == [False, True]
+    assert "other metric setting" in reproduction.lines[0].words

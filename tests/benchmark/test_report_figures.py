@@ -12,21 +12,21 @@ import pytest
 
 from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
 from vitreous.benchmark import report_images as drawn
-from vitreous.benchmark.collect import gather
-from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, read, shipped
-from vitreous.benchmark.report_images import drawings
-from vitreous.benchmark.report_sections import overview
+from vitreous.benchmark.collect import collect
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, Layout, ModelSpec, Protocol, read, shipped
+from vitreous.benchmark.report import report
+from vitreous.benchmark.report_images import draw_figures
+from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.summary import Finding
 from vitreous.metrics import get_metric
 from vitreous.results.table_plots import sweeps
 
 pytest.importorskip("matplotlib")
 
 
-def finding(tmp_path: Path, known: Protocol, pictures: str = "abcd", **more: Any) -> Finding:
-    (found,) = gather(Store.open(a_run(tmp_path, known, pictures, **more)))
-    return Finding.of(found, known)
+def finding(tmp_path: Path, known: Protocol, pictures: str = "abcd", **more: Any) -> ModelResult:
+    (found,) = collect(Store.open(a_run(tmp_path, known, pictures, **more)))
+    return ModelResult.of(found, known)
 
 
 def shown(html: str) -> list[str]:
@@ -46,47 +46,51 @@ def shown(html: str) -> list[str]:
     ids=lambda each: "+".join(each) if isinstance(each, tuple) else None,
 )
 def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], said: list[str]) -> None:
-    html = drawings(finding(tmp_path, protocol(figures=asked)), "figures")
-    assert shown(html) == expected
+    figures = draw_figures(finding(tmp_path, protocol(layout=Layout(figures=asked))))
+    assert [drawing.words for drawing in figures.drawn] == expected
     for words in said:
-        assert words in html
-    assert ("No " in html) == bool(said)
+        assert any(words in reason for reason in figures.reasons)
+    assert len(figures.reasons) == len(said)
 
 
 def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
     """Bins of as many pictures each, by the probability of the class that is explained."""
     many = "".join(chr(0x4E00 + at) for at in range(65))
-    found = finding(tmp_path, protocol(figures=("bins",)), many)
+    found = finding(tmp_path, protocol(layout=Layout(figures=("bins",))), many)
     assert drawn._bins(found) == {"count": 3, "by": "mass", "confidence": "pred"}
-    assert shown(drawings(found, "figures")) == ["bins of insertion", "bins of deletion"]
-    assert "Every bin has as many pictures, at least 20." in drawings(found, "figures")
+    figures = draw_figures(found)
+    assert [drawing.words for drawing in figures.drawn] == ["bins of insertion", "bins of deletion"]
+    assert "Every bin has as many pictures, at least 20." in figures.text
     for each in found.table.bins("ours", "insertion", 3, "mass"):
         own = [ord(p) for p in many if each.low <= ord(p) % 16 / 100 <= each.high]
         assert each.count in (21, 22)
         assert min(score(chr(p), "ours", "insertion") for p in own) <= each.mean
-    labelled = dataclasses.replace(found.gathered.setting, target="label")
-    true = dataclasses.replace(found.gathered, setting=labelled)
-    assert drawn._bins(dataclasses.replace(found, gathered=true))["confidence"] == "pred", "no label is known"
+    config = found.scores.config
+    labelled = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, target="label"))
+    true = dataclasses.replace(found.scores, config=labelled)
+    assert drawn._bins(dataclasses.replace(found, scores=true))["confidence"] == "pred", "no label is known"
     table = dataclasses.replace(found.table, confidence={**found.table.confidence, "label": np.ones(65)})
     true = dataclasses.replace(true, tables=(table,))
-    assert drawn._bins(dataclasses.replace(found, gathered=true))["confidence"] == "label"
+    assert drawn._bins(dataclasses.replace(found, scores=true))["confidence"] == "label"
 
 
 def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
     setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
-    known = protocol(rows, figures=("sweep",), judge=EvaluationSpec(tuple(METRICS)))
+    known = protocol(rows, layout=Layout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
     found = finding(tmp_path, known, setting=setting)
     assert drawn._sweeps(found) == [
         (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
     ]
-    assert shown(drawings(found, "figures")) == ["sweep of insertion", "sweep of deletion"]
+    words = [drawing.words for drawing in draw_figures(found).drawn]
+    assert words == ["sweep of insertion", "sweep of deletion"]
+    assert shown(report(tmp_path / "run").page.read_text()) == words
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
     known = read(name)
-    for kind in known.figures:
+    for kind in known.layout.figures:
         if kind == "sweep":
             assert sweeps(list(known.methods.values()))
         if kind == "radar":
@@ -106,11 +110,11 @@ def firsts(html: str) -> list[str]:
     return re.findall(r"<th scope=row[^>]*><div>(.*?)</div></th>", html)
 
 
-def several(tmp_path: Path, **layout: Any) -> tuple[str, list[Finding]]:
+def several(tmp_path: Path, **layout: Any) -> tuple[str, list[ModelResult]]:
     """Two models on two data sets, everything finished; the cells of each of the four are 0.25 above the last."""
     models = tuple(ModelSpec(label, "world") for label in ("net", "other"))
     sets = [DataSpec("folder", label=label, path="nowhere") for label in ("one", "two")]
-    known = protocol(models=models, data=sets[0], also=(sets[1],), **layout)
+    known = protocol(models=models, data=sets[0], also=(sets[1],), layout=Layout(**layout))
     given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
     store, settings = begun(tmp_path, given), []
     for label in ("net", "other"):
@@ -122,8 +126,9 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[Finding]]:
     store.add_plan(settings, units, "wanted", {each * 8: each for each in "abcdefgh"})
     for at, unit in enumerate(units):
         judged(store, unit, shift=0.25 * at)
-    found = [Finding.of(each, known) for each in gather(store)]
-    return overview(found), found
+    found = [ModelResult.of(each, known) for each in collect(store)]
+    page = report(store.path).page.read_text()
+    return page[page.index('id="overview"') : page.index('id="m1"')], found
 
 
 def test_the_whole_table_stands_as_the_protocol_lays_it_out(tmp_path: Path) -> None:
@@ -131,7 +136,7 @@ def test_the_whole_table_stands_as_the_protocol_lays_it_out(tmp_path: Path) -> N
     assert heads(html)[:3] == ["model", "one|generic|insertion ↑", "one|generic|deletion ↓"]
     assert firsts(html) == ["net", "other"]
     values = re.findall(r'<td class="n" data-value="([^"]*)">', html)
-    tables = {(each.gathered.label, each.gathered.data): each.table for each in found}
+    tables = {(each.scores.label, each.scores.data): each.table for each in found}
     expected = [
         tables[model, data].mean(name, metric)
         for model in ("net", "other")

@@ -47,15 +47,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for unit in plan.units:
         with store.claim(unit.id) as mine:
             assert mine
-            said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
+            said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
             store.write(unit.id, arrays(unit, random), {"unit": unit.to_json(), "explaining": 1.0, **said})
     return report(folder).page
 
 
 def arrays(unit: Unit, random: np.random.Generator) -> dict[str, Any]:
-    count, found = len(unit.pictures), {}
+    count, found = len(unit.images), {}
     for i, method in enumerate(unit.methods):
-        if not unit.judges:
+        if not unit.is_scoring:
             found |= {f"maps/{i}": random.normal(size=(count, 16, 16)).astype(np.float32)}
             found |= {f"rows/{i}/given": np.arange(count, dtype=np.int32)}
         for j, metric in enumerate(unit.metrics):
@@ -63,7 +63,7 @@ def arrays(unit: Unit, random: np.random.Generator) -> dict[str, Any]:
             if metric == METRICS[0]:
                 found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
                 found[f"curve/{i}/{j}/0/deletion/y"] = np.linspace(1, MEANS[method], 5) * np.ones((count, 1))
-    return {**found, "confidence/pred": np.full(count, 0.9)} if unit.judges else found
+    return {**found, "confidence/pred": np.full(count, 0.9)} if unit.is_scoring else found
 
 
 class Visit:

@@ -100,7 +100,7 @@ def test_tables_by_their_names(found: vt.BenchmarkResults) -> None:
     assert len(found) == 2
     assert found.table(data="train") is found[1].table
     assert found.table("world", "test") is found[0].table
-    assert [each.gathered.data for each in found[:]] == ["test", "train"]
+    assert [each.scores.data for each in found[:]] == ["test", "train"]
     for wrong in ({}, {"model": "world"}, {"data": "nothing"}, {"model": "nobody", "data": "test"}):
         with pytest.raises(VitreousError, match="world on test, world on train"):
             found.table(**wrong)
@@ -111,7 +111,7 @@ def test_of_an_unfinished_run(tmp_path: Path) -> None:
     assert "294 of 294 cells" in str(vt.load_run(store.path))
     assert "<table>" not in vt.load_run(store.path)._repr_html_()
     assert vt.load_run(store.path).to_csv() == ""
-    done(store, next(unit for plan in store.plans() for unit in plan.units if unit.judges))
+    done(store, next(unit for plan in store.plans() for unit in plan.units if unit.is_scoring))
     assert "Unfinished" in vt.load_run(store.path)._repr_html_()
     assert "<table>" in vt.load_run(store.path)._repr_html_()
 

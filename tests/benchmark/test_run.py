@@ -17,7 +17,7 @@ import torch
 import vitreous as vt
 from commands import run as command
 from tiny_benchmark import METHODS, METRICS, assert_close, assert_same, bench, copied, of_folder, photos, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store, status
@@ -79,10 +79,10 @@ def test_recorded_threads_and_sizes_stay(whole: Path, tmp_path: Path) -> None:
     out = copied(whole, tmp_path / "run")
     made = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory_gb=1.0))
     made.prepare()
-    first, second = (plan.settings[0] for plan in made.store.plans())
-    assert (second.threads, second.memory_gb, second.attribution_batch) == (1, first.memory_gb, first.attribution_batch)
+    first, second = (plan.configs[0] for plan in made.store.plans())
+    assert (second.threads, second.batch_sizes) == (1, first.batch_sizes)
     made.work()
-    (new,) = {made.store.said(unit.id)["threads"] for unit in made.store.plans()[1].units}
+    (new,) = {made.store.info(unit.id)["threads"] for unit in made.store.plans()[1].units}
     assert new == 1
 
 
@@ -114,7 +114,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from tiny_benchmark import bench, tiny
 made = bench(tiny(images=8), Path({out!r}))
-made.work(began=lambda unit: print(unit, flush=True))
+made.work(on_begin=lambda unit: print(unit, flush=True))
 """
 
 
@@ -143,7 +143,7 @@ def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 
 def test_shards_share_everything_and_stay_as_they_are(whole: Path, tmp_path: Path) -> None:
     def of(made: BenchmarkRun) -> list[set[tuple[str, ...]]]:
-        return [{task.pictures for _, task in made.tasks((number, 3))} for number in range(3)]
+        return [{task.images for _, task in made.tasks((number, 3))} for number in range(3)]
 
     made = bench(tiny(images=12), tmp_path / "run")
     before = of(made)
@@ -251,7 +251,7 @@ def test_a_report_without_pictures_has_the_rows_of_one_with_them(tmp_path: Path)
     (folder / "0001.png").unlink()
     (folder / "0002.png").rename(folder / "renamed.png")
     store = ran(of_folder(folder, metrics=("gini",)), out)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.images == ("0000.png", "0003.png", "0005.png", "renamed.png")
     assert found.missing.cells == 0
 
@@ -270,20 +270,21 @@ def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch:
     monkeypatch.undo()
     plans = store.plans()
     assert len(plans) >= 2
-    assert all(plan.why.startswith("out of memory on world: inner ") for plan in plans[1:])
-    assert plans[-1].settings[0].attribution_batch <= most
-    assert plans[-1].settings[0].forward_batch <= most
+    assert all(plan.why.startswith("out of memory on world: attribution_batch ") for plan in plans[1:])
+    assert plans[-1].configs[0].evaluation.attribution_batch <= most
+    assert plans[-1].configs[0].evaluation.forward_batch <= most
     for unit in store.finished():  # each was run as its plan says, from the beginning
-        said = store.said(unit)
-        setting = plans[said["revision"] - 1].settings[said["unit"]["setting"]]
-        assert said["inner"] == setting.attribution_batch
-        assert said.get("states", setting.forward_batch) == setting.forward_batch
+        said = store.info(unit)
+        setting = plans[said["revision"] - 1].configs[said["unit"]["config"]]
+        sizes = setting.batch_sizes
+        assert said["attribution_batch"] == sizes["attribution_batch"]
+        assert said.get("forward_batch", sizes["forward_batch"]) == sizes["forward_batch"]
     assert status(store).revisions == {plan.revision: plan.why for plan in plans}
     assert status(store).done == status(store).total == 4
     ran(tiny(images=8, images_per_unit=4), tmp_path / "roomy")
     assert_close(tmp_path / "run", tmp_path / "roomy")
     later = bench(tiny(images=10, images_per_unit=4), tmp_path / "run").store.plans()[-1]
-    assert (later.why, later.settings[0].attribution_batch) == ("extended", plans[-1].settings[0].attribution_batch)
+    assert (later.why, later.configs[0].batch_sizes) == ("extended", plans[-1].configs[0].batch_sizes)
 
 
 def _corrupt(folder: Path, every: int) -> list[str]:
@@ -307,8 +308,8 @@ def test_unreadable_pictures_are_listed_and_left_out(tmp_path: Path, count: int,
     told = command("bench", "status", tmp_path / "run")
     assert f"{len(bad)} pictures cannot be read" in told.out
     assert bad[0] in told.out
-    judged = [store.said(unit.id) for unit in store.plans()[0].units if unit.judges]
-    assert sum(len(said["pictures"]) for said in judged) == count - len(bad)
+    judged = [store.info(unit.id) for unit in store.plans()[0].units if unit.is_scoring]
+    assert sum(len(info["images"]) for info in judged) == count - len(bad)
 
 
 def test_a_unit_in_which_nothing_can_be_read(tmp_path: Path) -> None:
@@ -318,7 +319,7 @@ def test_a_unit_in_which_nothing_can_be_read(tmp_path: Path) -> None:
 
 
 def test_surprises_are_tried_again_and_recorded(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, calls = Worker.found, []
+    right, calls = Worker.run, []
 
     def fails_first(self: Worker, job: Any, read: Any) -> Any:
         calls.append(job.unit.id)
@@ -326,16 +327,16 @@ def test_surprises_are_tried_again_and_recorded(whole: Path, tmp_path: Path, mon
             raise RuntimeError("a surprise\nof two lines")
         return right(self, job, read)
 
-    monkeypatch.setattr(Worker, "found", fails_first)
+    monkeypatch.setattr(Worker, "run", fails_first)
     store = ran(tiny(), tmp_path / "run")
     assert store.failures() == {calls[0]: [r"RuntimeError: a surprise\nof two lines"]}
-    assert store.said(calls[0])["retried"] == [r"RuntimeError: a surprise\nof two lines"]
-    assert [store.said(unit)["retried"] for unit in store.finished() - {calls[0]}] == [[]] * 3
+    assert store.info(calls[0])["retried"] == [r"RuntimeError: a surprise\nof two lines"]
+    assert [store.info(unit)["retried"] for unit in store.finished() - {calls[0]}] == [[]] * 3
     assert_same(tmp_path / "run", whole)
 
 
 def test_a_unit_that_always_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, right = bench(tiny(), tmp_path / "run"), Worker.found
+    made, right = bench(tiny(), tmp_path / "run"), Worker.run
     bad = made.store.plans()[0].units[0].id
 
     def fails(self: Worker, job: Any, read: Any) -> Any:
@@ -343,7 +344,7 @@ def test_a_unit_that_always_fails_does_not_stop_the_others(tmp_path: Path, monke
             raise RuntimeError("always")
         return right(self, job, read)
 
-    monkeypatch.setattr(Worker, "found", fails)
+    monkeypatch.setattr(Worker, "run", fails)
     with pytest.raises(VitreousError, match=r"^1 units failed 3 times, such as RuntimeError: always"):
         made.work()
     assert len(made.store.finished()) == 2

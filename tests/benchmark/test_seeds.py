@@ -16,13 +16,12 @@ import numpy as np
 import pytest
 
 from run_files import METRICS, SETTING, begun, judging, planned, protocol, saved
-from vitreous.benchmark.collect import Gathered, gather
+from vitreous.benchmark.collect import RunScores, collect
 from vitreous.benchmark.protocol import EvaluationSpec
-from vitreous.benchmark.ranking import averaged, ranks
+from vitreous.benchmark.ranking import average_seeds, ranks_per_image
 from vitreous.benchmark.report import report
-from vitreous.benchmark.results import load_run
+from vitreous.benchmark.results import ModelResult, load_run
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.summary import Finding
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import mean as weighted_mean
 from vitreous.metrics.bootstrap import resampled
@@ -42,7 +41,7 @@ def run_of(
     tmp_path: Path, seeds: Any = SEEDS, lost: Any = (), pictures: str = PICTURES, begun_with: Any = None
 ) -> Store:
     """A run with these seeds; ``lost`` are (picture, method, seed) without a score."""
-    known = protocol(judge=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
+    known = protocol(evaluation=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
     wanted = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
     store, units = begun(tmp_path, wanted), [judging(pictures, seed) for seed in seeds]
     planned(store, [*units, *(judging(pictures, seed) for seed in begun_with or () if seed not in seeds)])
@@ -58,12 +57,12 @@ def run_of(
                 arrays[f"parts/{i}/{j}"] = np.array(scores)[:, None]
                 arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 1.0])
                 arrays[f"curve/{i}/{j}/0/{metric}/y"] = np.array([[score, score + 1] for score in scores])
-        saved(store, unit, arrays, {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0})
+        saved(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
     return store
 
 
-def found_in(store: Store) -> Gathered:
-    (found,) = gather(store)
+def found_in(store: Store) -> RunScores:
+    (found,) = collect(store)
     return found
 
 
@@ -88,7 +87,7 @@ def test_means_and_intervals_are_of_seed_averages(tmp_path: Path) -> None:
 
 def test_tests_and_ranks_are_of_seed_averages(tmp_path: Path) -> None:
     found = found_in(run_of(tmp_path))
-    said = Finding.of(found, protocol()).statistics
+    said = ModelResult.of(found, protocol()).statistics
     for metric in METRICS:
         ours, chance = (np.array(means_over_seeds(name, metric)) for name in ("ours", "random"))
         test = said.test("ours", "random", metric)
@@ -99,7 +98,7 @@ def test_tests_and_ranks_are_of_seed_averages(tmp_path: Path) -> None:
         p = (under_swaps >= abs((ours - chance).mean()) - 1e-12).mean()
         assert test.p == pytest.approx(p)
         columns = np.stack([means_over_seeds(name, metric) for name in found.table.methods], axis=1)
-        mean_ranks = ranks(columns, found.table.higher_is_better[metric]).mean(axis=0)
+        mean_ranks = ranks_per_image(columns, found.table.higher_is_better[metric]).mean(axis=0)
         for name, expected in zip(found.table.methods, mean_ranks, strict=True):
             assert said.ranks[metric].of(name) == pytest.approx(expected)
 
@@ -162,7 +161,7 @@ def test_an_image_that_lacks_a_seed_has_the_mean_of_the_others(tmp_path: Path) -
     assert math.isnan(got[2])
     # seeds are compared on the images that have them all
     assert found.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", PICTURES[3:]))
-    notes = [note for note in Finding.of(found, protocol()).statistics.notes if "lack the score" in note]
+    notes = [note for note in ModelResult.of(found, protocol()).statistics.notes if "lack the score" in note]
     assert notes == [
         "2 of 6 cells have images that lack the score of some seed, at most 2 of 12 (ours, insertion): "
         "these count with the mean over the seeds that are there"
@@ -182,7 +181,7 @@ def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) ->
     store = run_of(tmp_path, SEEDS)
     planned(store, [judging(PICTURES, 11)])
     judge = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
-    Store.create(store.path, {"protocol": protocol(judge=judge).to_json()})
+    Store.create(store.path, {"protocol": protocol(evaluation=judge).to_json()})
     found = found_in(store)
     assert found.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (9,)))
     assert (found.missing.wanted, found.missing.cells) == (2 * 12 * 6, 12 * 6)
@@ -196,7 +195,7 @@ def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
     planned(store, units, setting)
     for unit in units:
         arrays = {f"parts/{i}/0": np.array(counts[unit.seed]) for i in range(3)}
-        saved(store, unit, arrays, {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0})
+        saved(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
     table = found_in(store).table
     pooled = (np.array(counts[0]) + np.array(counts[1])).sum(axis=0)
     assert table.mean("ours", "mean_iou") == pytest.approx((pooled[0] / pooled[1] + pooled[2] / pooled[3]) / 2)
@@ -208,7 +207,7 @@ def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
 def test_seeds_of_different_images_are_refused(tmp_path: Path) -> None:
     table = found_in(run_of(tmp_path, (0,))).table
     with pytest.raises(VitreousError, match="the same images"):
-        averaged([table, dataclasses.replace(table, images=table.images[::-1])])
+        average_seeds([table, dataclasses.replace(table, images=table.images[::-1])])
 
 
 def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:

@@ -14,7 +14,7 @@ from scipy import stats
 
 import vitreous as vt
 from paired_scores import made, table
-from vitreous.benchmark.significance import compared, detectable, holm, pairs_of, swapped
+from vitreous.benchmark.significance import compare_methods, holm, minimum_detectable, pairs_of, swap_p_values
 from vitreous.benchmark.summary import RunStatistics
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import clustered_error
@@ -52,21 +52,21 @@ def test_swaps_are_scipys_permutation_test() -> None:
         ).pvalue
         for column in gaps.T
     ]
-    np.testing.assert_allclose(swapped(gaps, samples=256), expected)
+    np.testing.assert_allclose(swap_p_values(gaps, samples=256), expected)
 
 
 def test_swaps_of_signed_ranks_are_the_wilcoxon_test() -> None:
     gaps = RNG.normal(0.5, 1, size=12)
     signed = np.sign(gaps) * stats.rankdata(np.abs(gaps))
-    assert swapped(signed[:, None])[0] == pytest.approx(stats.wilcoxon(gaps, method="exact").pvalue)
+    assert swap_p_values(signed[:, None])[0] == pytest.approx(stats.wilcoxon(gaps, method="exact").pvalue)
 
 
 def test_random_swaps_come_near_all_of_them() -> None:
     gaps = RNG.normal(0.3, 1, size=(14, 4))
-    every, some = swapped(gaps, samples=2**13), swapped(gaps, samples=4000, seed=3)
+    every, some = swap_p_values(gaps, samples=2**13), swap_p_values(gaps, samples=4000, seed=3)
     np.testing.assert_allclose(some, every, atol=4 * 0.5 / math.sqrt(4000))
     assert (some != every).any()
-    assert swapped(np.full((40, 1), 0.1), samples=999)[0] == 1 / 1000  # never zero
+    assert swap_p_values(np.full((40, 1), 0.1), samples=999)[0] == 1 / 1000  # never zero
 
 
 def test_groups_are_swapped_whole_and_nan_left_out() -> None:
@@ -75,16 +75,16 @@ def test_groups_are_swapped_whole_and_nan_left_out() -> None:
     observed, sums = abs(np.nansum(gaps)), [np.nansum(gaps[np.array(groups) == g]) for g in sorted(set(groups))]
     signs = list(itertools.product((-1, 1), repeat=len(sums)))
     expected = np.mean([abs(np.dot(sign, sums)) >= observed - 1e-12 for sign in signs])
-    assert swapped(gaps[:, None], groups)[0] == pytest.approx(expected)
+    assert swap_p_values(gaps[:, None], groups)[0] == pytest.approx(expected)
 
 
 def test_ties_everywhere_tell_nothing_apart() -> None:
     """Rounding must not order what is equal: 0.1 + 0.2 - 0.3 is not quite zero."""
-    assert swapped(np.array([[0.1], [0.2], [-0.3]]))[0] == 1
-    assert swapped(np.zeros((30, 1)))[0] == 1
+    assert swap_p_values(np.array([[0.1], [0.2], [-0.3]]))[0] == 1
+    assert swap_p_values(np.zeros((30, 1)))[0] == 1
     whole = np.random.default_rng(6).integers(-3, 6, size=(10, 20))
-    np.testing.assert_array_equal(swapped(whole * 0.1), swapped(whole))
-    assert swapped(np.array([[2.0]]))[0] == 1  # one image
+    np.testing.assert_array_equal(swap_p_values(whole * 0.1), swap_p_values(whole))
+    assert swap_p_values(np.array([[2.0]]))[0] == 1  # one image
 
 
 def test_clustered_error_by_hand_and_by_resampling() -> None:
@@ -105,20 +105,20 @@ def test_false_alarms_with_groups() -> None:
     """Rows that share an image: five in a hundred where groups are known, many more where they are not."""
     rng = np.random.default_rng(4)
     gaps = np.repeat(rng.normal(size=(10, 400)), 6, axis=0) + rng.normal(0, 0.5, size=(60, 400))
-    known, ignored = swapped(gaps, np.repeat(np.arange(10), 6), 512), swapped(gaps, samples=512)
+    known, ignored = swap_p_values(gaps, np.repeat(np.arange(10), 6), 512), swap_p_values(gaps, samples=512)
     assert 0.02 < (known < 0.05).mean() < 0.08
     assert (ignored < 0.05).mean() > 0.3
 
 
 def test_detectable_differences_are_found_four_times_in_five() -> None:
     rng, n, deviation = np.random.default_rng(5), 60, 1.7
-    least = detectable(deviation / math.sqrt(n))
+    least = minimum_detectable(deviation / math.sqrt(n))
     assert least == pytest.approx(2.801585 * deviation / math.sqrt(n))
     found = stats.ttest_1samp(rng.normal(least, deviation, size=(4000, n)), 0, axis=1).pvalue < 0.05
     assert found.mean() == pytest.approx(0.8, abs=0.025)
-    assert math.isnan(detectable(0.0))
+    assert math.isnan(minimum_detectable(0.0))
     with pytest.raises(VitreousError, match=r"power=1\.2"):
-        detectable(1.0, power=1.2)
+        minimum_detectable(1.0, power=1.2)
 
 
 # -- on a table ------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_differences_are_those_of_the_table(groups: Any) -> None:
     scores = made(40, groups=groups)
     scores.parts["ixg", "insdel"][3] = math.nan
     pairs = pairs_of(scores.methods, reference="generic")
-    for each in compared(scores, pairs, ["insdel"]):
+    for each in compare_methods(scores, pairs, ["insdel"]):
         expected = scores.difference(each.one, each.other, "insdel")
         found = (each.difference, each.low, each.high)
         np.testing.assert_allclose(found, (expected.mean, expected.low, expected.high), atol=1e-12)
@@ -149,7 +149,7 @@ def test_differences_are_those_of_the_table(groups: Any) -> None:
         assert each.z == pytest.approx(scores.z(each.one, "insdel", each.other))
         gaps = scores[each.one, "insdel"] - scores[each.other, "insdel"]
         assert each.error == pytest.approx(clustered_error(gaps, groups))
-        assert each.detectable == pytest.approx(detectable(each.error))
+        assert each.detectable == pytest.approx(minimum_detectable(each.error))
 
 
 def test_words_follow_the_direction_of_the_metric() -> None:
@@ -178,7 +178,7 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
         count[:, 3] += count[:, 2]
     counts["ixg"][:, 3] -= counts["ixg"][:, 2] // 2
     scores = table({(name, "mean_iou"): count for name, count in counts.items()})
-    (found,) = compared(scores, [("ixg", "random")])
+    (found,) = compare_methods(scores, [("ixg", "random")])
 
     def score(rows: Any) -> float:
         total = np.sum(rows, axis=0)
@@ -201,7 +201,7 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
 # -- the whole -------------------------------------------------------------------------------------------
 
 
-def test_everything_as_plain_data_and_rows() -> None:
+def test_everything_as_plain_data() -> None:
     scores = made(30, ("insdel", "deletion", "average_gain"))
     seeds = {("ixg", "insdel"): RNG.normal(size=(3, 30)), ("generic", "insdel"): RNG.normal(size=(1, 30))}
     found = RunStatistics.of(scores, "generic", seeds=seeds)
@@ -213,12 +213,6 @@ def test_everything_as_plain_data_and_rows() -> None:
     assert [each["method"] for each in data["seeds"]] == ["ixg"]
     assert any("1 seeds and 30 images" in note for note in data["notes"])
     assert any("Holm over the tests of a metric, 5" in note for note in data["notes"])
-    every = [*(found.rows(m) for m in scores.metrics), found.correlation_rows(), found.seed_rows(), found.flag_rows()]
-    for rows in every:
-        assert len({len(row) for row in rows}) == 1
-    assert [row[0] for row in found.rows("insdel")[1:]] == list(scores.methods)
-    with pytest.raises(VitreousError, match="no metric 'nothing'"):
-        found.rows("nothing")
     with pytest.raises(VitreousError, match="no method 'ixh'"):
         RunStatistics.of(scores, "ixh")
     with pytest.raises(VitreousError, match="no method 'ixh'"):
@@ -247,8 +241,7 @@ def test_small_and_odd_tables_have_statistics(cells: Any) -> None:
     scores = table(cells)
     found = RunStatistics.of(scores, reference=scores.methods[0])
     json.dumps(found.to_json(), allow_nan=False)
-    for metric in scores.metrics:
-        assert len(found.rows(metric)) == 1 + len(scores.methods)
+    assert set(found.ranks) == set(scores.metrics)
     for test in found.tests:
         shared = not np.isnan(scores[test.one, test.metric] - scores[test.other, test.metric]).all()
         assert test.word == ("not told apart" if shared else "not tested")

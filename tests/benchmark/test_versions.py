@@ -16,11 +16,11 @@ from commands import run as command
 from run_files import a_run, begun, judged, judging, planned, protocol
 from tiny_benchmark import METRICS, bench, ran, tiny
 from vitreous.benchmark import worker as module
-from vitreous.benchmark.collect import gather
-from vitreous.benchmark.methods import method_of
+from vitreous.benchmark.collect import collect
+from vitreous.benchmark.data import parse_explainer
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.worker import mixed, versions
+from vitreous.benchmark.worker import other_versions, versions
 from vitreous.errors import VitreousWarning
 
 
@@ -38,7 +38,7 @@ def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / package).mkdir()
         (tmp_path / package / "one.py").write_text("a = 1\n")
     monkeypatch.setattr(module, "__file__", str(tmp_path / "benchmark" / "worker.py"))
-    own = module._own.__wrapped__
+    own = module._own_version.__wrapped__
     first = own()
     (tmp_path / "viz" / "one.py").write_text("a = 2\n")  # how it looks changes no number
     assert own() == first
@@ -52,7 +52,7 @@ def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytes
     theirs = ModuleType("theirs")
     theirs.explain = lambda model, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "theirs", theirs)
-    hows = {text: method_of(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
+    hows = {text: parse_explainer(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
     assert "theirs" not in versions(hows), "it offers none"
     theirs.__version__ = "1.2"  # type: ignore[attr-defined]
     assert versions(hows)["theirs"] == "1.2"
@@ -62,34 +62,34 @@ def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytes
 
     np.save(tmp_path / "maps" / "a.npy", np.ones((2, 2)))
     folder = str(tmp_path / "maps")
-    assert versions({folder: method_of(folder)}).keys() == {"vitreous", "torch"}, "files have no version"
+    assert versions({folder: parse_explainer(folder)}).keys() == {"vitreous", "torch"}, "files have no version"
 
 
 def test_what_is_mixed_in_words() -> None:
-    said = [{"versions": {"vitreous": name, "torch": "9"}} for name in ("1", "1", "2")]
+    said = [{"vitreous": name, "torch": "9"} for name in ("1", "1", "2")]
     here = {"vitreous": "2", "torch": "1"}
-    assert mixed(said, here) == "2 units were done by vitreous 1, and what is left will be by vitreous 2"
-    assert mixed(said[2:], here) == "", "another torch changes last digits alone"
-    assert mixed([None, {}], here) == ""
-    theirs = [{"versions": {"vitreous": "2", "theirs": "1"}}]
-    assert mixed(theirs, {**here, "theirs": "3"}).endswith("what is left will be by theirs 3")
-    assert mixed(theirs, here) == "", "nothing is asked of them any more"
+    assert other_versions(said, here) == "2 units were done by vitreous 1, and what is left will be by vitreous 2"
+    assert other_versions(said[2:], here) == "", "another torch changes last digits alone"
+    assert other_versions([{}], here) == ""
+    theirs = [{"vitreous": "2", "theirs": "1"}]
+    assert other_versions(theirs, {**here, "theirs": "3"}).endswith("what is left will be by theirs 3")
+    assert other_versions(theirs, here) == "", "nothing is asked of them any more"
 
 
 def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, real = tmp_path / "run", versions()["vitreous"]
-    monkeypatch.setattr(module, "_own", lambda: "0.0.1 (abcd)")
+    monkeypatch.setattr(module, "_own_version", lambda: "0.0.1 (abcd)")
     ran(tiny(images=2), out)
     assert Store(out).plans()[0].versions["vitreous"] == "0.0.1 (abcd)"
     monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bench(tiny(images=2), out)  # nothing is left to do: nothing is mixed
+        bench(tiny(images=2), out)  # nothing is left to do: nothing is other_versions
     with pytest.warns(VitreousWarning, match=r"run: 2 units were done by vitreous 0\.0\.1 \(abcd\), and what is left "):
         ran(tiny(images=4), out)
     store = Store(out)
     assert store.plans()[1].versions["vitreous"] == real
-    assert {store.said(unit)["versions"]["vitreous"] for unit in store.finished()} == {"0.0.1 (abcd)", real}
+    assert {store.info(unit)["versions"]["vitreous"] for unit in store.finished()} == {"0.0.1 (abcd)", real}
     written = report(out)
     text = f"Units are from several versions: 2 of Vitreous 0.0.1 (abcd), 2 of Vitreous {real}; units.csv says which."
     assert text in written.state
@@ -98,7 +98,7 @@ def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypa
     assert "vitreous 0.0.1 (abcd), torch" in page
     rows = list(csv.DictReader((written.folder / "units.csv").read_text().splitlines()))
     assert {row["unit"]: row["versions"].partition(",")[0] for row in rows} == {
-        unit: f"vitreous {store.said(unit)['versions']['vitreous']}" for unit in store.finished()
+        unit: f"vitreous {store.info(unit)['versions']['vitreous']}" for unit in store.finished()
     }
     assert [row["kind"] for row in rows] == ["maps", "scores"] * 2
     assert [row["plan"] for row in rows] == ["1", "1", "2", "2"]
@@ -107,7 +107,7 @@ def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypa
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_own", lambda: "0.0.1 (abcd)")
+    monkeypatch.setattr(module, "_own_version", lambda: "0.0.1 (abcd)")
     ran(tiny(images=2, methods=("rollout",), metrics=("gini",)), tmp_path / "run")
     monkeypatch.undo()
     (tmp_path / "p.toml").write_text(
@@ -145,7 +145,7 @@ def test_other_labels_are_planned_without_a_unit(tmp_path: Path) -> None:
     ran(tiny(images=2), out)
     store = ran(tiny(images=2, methods={"Attention": "raw_attention", "Rollout": "rollout"}), out)
     assert [(plan.why, len(plan.units)) for plan in store.plans()] == [("wanted", 2), ("other labels", 0)]
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.methods == ("Attention", "Rollout")
     assert found.missing.cells == 0
     again = ran(tiny(images=2, methods={"Attention": "raw_attention"}, metrics=METRICS), out)

@@ -18,8 +18,9 @@ from tiny_benchmark import TOML, arrays, assert_same, bench, copied, of_folder, 
 from vitreous import io as disk
 from vitreous.benchmark.executors import run as run_engine
 from vitreous.benchmark.run import BenchmarkRun
-from vitreous.benchmark.store import Pace, Store, in_words, status
+from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError
+from vitreous.progress import Pace, duration_in_words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -122,15 +123,15 @@ def test_commands(tmp_path: Path) -> None:
     again = command("bench", "run", file, "--out", out, "--device", "cpu", "--workers", 1, *more)
     assert (again.code, again.out) == (0, "")
     plan = Store(out).plans()[-1]
-    assert set(plan.settings[0].methods) >= {"raw_attention", "saliency", "rollout", "random"}
-    assert list(plan.settings[0].metrics) == ["deletion(steps=2)", "gini"]
+    assert set(plan.configs[0].methods) >= {"raw_attention", "saliency", "rollout", "random"}
+    assert list(plan.configs[0].metrics) == ["deletion(steps=2)", "gini"]
     assert {unit.seed for unit in plan.units} == {0, 1}
     told = command("bench", "status", out)
     assert "plan 2: extended" in told.out
     assert "MiB on disk" in told.out
     only = command("bench", "run", file, "--out", tmp_path / "only", "--method", "rollout", "--shard", "1/1", "-q")
     assert only.code == 0, only
-    assert "saliency" not in Store(tmp_path / "only").plans()[0].settings[0].methods
+    assert "saliency" not in Store(tmp_path / "only").plans()[0].configs[0].methods
 
 
 def test_commands_that_are_wrong(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_commands_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_paces_and_times_in_words() -> None:
-    assert [in_words(each) for each in (0.4, 59, 60, 3725, 90000)] == [
+    assert [duration_in_words(each) for each in (0.4, 59, 60, 3725, 90000)] == [
         "0 s",
         "59 s",
         "1 min 0 s",

@@ -24,7 +24,7 @@ from families import FAMILIES
 from funnybirds_folder import write_folder
 from imagenet_files import VAL, imagenet_s, segments, write_segments
 from tiny_benchmark import bench, ran, tiny
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options, Part, digest_of_entry
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.report import report
@@ -234,7 +234,7 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     (part,) = written.findings
     assert part.table.images == tuple(names)
     assert part.table.groups == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2)
-    assert part.gathered.missing.cells == 0
+    assert part.scores.missing.cells == 0
     assert "12 pictures in 3 groups" in written.lead
     assert "data:image/jpeg" in written.page.read_text(), "grids are drawn, by the model of the run"
     # scores are those of the same cells, judged without a benchmark
@@ -256,7 +256,7 @@ def test_more_grids_leave_those_that_are_there(tmp_path: Path, quads: Any) -> No
     store = ran(quads(1), tmp_path / "run", images=2)
     assert before < store.finished()
     assert len(store.plans()[1].units) == len(before)
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.images == tuple(f"grid-{grid:05d}/{cell}" for grid in range(2) for cell in range(4))
     assert found.table.groups == (0,) * 4 + (1,) * 4, "also without the photographs at hand"
 
@@ -273,7 +273,7 @@ def test_cells_that_cannot_be_made_are_told(tmp_path: Path, quads: Any) -> None:
         "quad-imagenet: the pictures that can be used make 2 grids, so there is no grid-00002/" + str(cell)
         for cell in range(4)
     }
-    (found,) = gather(store)
+    (found,) = collect(store)
     assert found.table.groups == (0,) * 4 + (1,) * 4
 
 
@@ -295,10 +295,10 @@ def test_a_cell_is_not_opened_without_its_model(tmp_path: Path, quads: Any) -> N
 def test_the_ledger_counts_grids(tmp_path: Path, quads: Any) -> None:
     printed = Published("pointing_game", "vit", "ixg", value=0.5, printed=50.0)
     known = dataclasses.replace(quads(), published=(printed,))
-    ledger = report(ran(known, tmp_path / "run").path).ledger
-    assert ledger is not None
-    assert ledger.lines[0].images == 3
-    assert "fewer images" not in ledger.lines[0].words
+    reproduction = report(ran(known, tmp_path / "run").path).reproduction
+    assert reproduction is not None
+    assert reproduction.lines[0].images == 3
+    assert "fewer images" not in reproduction.lines[0].words
 
 
 def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, quads: Any) -> None:
@@ -308,7 +308,7 @@ def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, qu
     store = ran(quads(1), tmp_path / "run")
     model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
     (part,) = Run(store.path, str(tmp_path / "photos"), {"vit": model}).opened().parts
-    setting, picture = part.finding.gathered.setting, part.finding.gathered.pictures[2]
+    setting, picture = part.finding.scores.config, part.finding.scores.digests[2]
     assert part.photos is not None
     with pytest.raises(ImageError, match="put together for one model"):
         part.photos.png(setting, picture)

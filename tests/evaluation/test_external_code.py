@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.benchmark.methods import careful
+from vitreous.benchmark.data import checked_explainer
 from vitreous.datasets import read_samples
 from vitreous.errors import MapError, ModelChangedError
 from vitreous.evaluation.config import with_batch_sizes
@@ -241,7 +241,7 @@ def test_a_callable_that_fails_after_a_change_is_refused_as_one_that_changes(mod
         raise RuntimeError("too late")
 
     samples = list(read_samples(inputs, vt.wrap(model)))
-    checked = careful(named({"fails": fails})["fails"])
+    checked = checked_explainer(named({"fails": fails})["fails"])
     with pytest.raises(ModelChangedError):
         checked.maps("fails", vt.wrap(model), samples, inputs, torch.zeros(3, dtype=torch.long))  # type: ignore[union-attr]
 
@@ -284,7 +284,7 @@ def test_a_callable_may_change_its_own_deep_copy_and_flags(model: Any, inputs: T
         step(own)
         own.eval()
         images = images.requires_grad_()
-        own(images).gather(1, classes[:, None]).sum().backward()
+        own(images).collect(1, classes[:, None]).sum().backward()
         assert images.grad is not None
         return images.grad.sum(dim=1)
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from vitreous.benchmark.methods import mark_of, method_of
 
 import vitreous as vt
 from entering_points import TARGET, entering, gradient
 from families import FAMILIES, golden, images, proven
 from families_cnn import FAMILIES as CNNS
-from vitreous.benchmark.methods import mark_of, method_of
 from vitreous.datasets import pictures
 from vitreous.errors import ImageError, ModelError, SpecError
 from vitreous.methods.integrated_gradients import Background

@@ -49,7 +49,7 @@ def at_work(process: subprocess.Popen[Any]) -> bool:
 def check(out: Path, whole: Path) -> None:
     store = Store(out)
     found = status(store)
-    assert (found.done, found.broken) == (found.total, ())
+    assert (found.done, found.damaged) == (found.total, ())
     assert len(store.plans()) == 1
     assert len(store.finished()) == found.total
     assert not list(out.rglob(".vitreous-*"))

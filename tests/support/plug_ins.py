@@ -17,11 +17,11 @@ __all__ = ["PlugIns"]
 METHOD = """
 from dataclasses import dataclass
 
-from vitreous.methods import Answer, Method, register
+from vitreous.methods import Attribution, Method, register_method
 from {package}helpers import scaled
 
 
-@register("mine", family="mine", class_specific=False, cost=(0, 0))
+@register_method("mine", family="mine", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Mine(Method):
     \"\"\"The pixels.\"\"\"
@@ -29,8 +29,8 @@ class Mine(Method):
     grid = "pixel"
     power: int = 1
 
-    def compute(self, session):
-        return Answer(scaled(session.inputs.mean(dim=1)) ** self.power, {{}})
+    def compute(self, ctx):
+        return Attribution(scaled(ctx.inputs.mean(dim=1)) ** self.power, {{}})
 """
 HELPERS = "def scaled(maps):\n    return maps * 1\n"
 METRIC = """

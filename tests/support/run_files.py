@@ -47,11 +47,11 @@ def saved(store: Store, unit: Unit, arrays: Mapping[str, Any], said: Mapping[str
     """Write the file of a unit as numpy alone would."""
     words = np.frombuffer(json.dumps({"unit": unit.to_json(), **said}).encode(), np.uint8)
     (store.path / "units").mkdir(exist_ok=True)
-    np.savez(store.path / "units" / f"{unit.id}.npz", **arrays, **{"said.json": words})
+    np.savez(store.path / "units" / f"{unit.id}.npz", **arrays, **{"info.json": words})
 
 
 def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
-    there = [image for image in unit.pictures if image not in bad]
+    there = [image for image in unit.images if image not in bad]
     arrays: dict[str, Any] = {"confidence/pred": np.array([ord(each[0]) % 16 / 100 for each in there])}
     for i, method in enumerate(unit.methods):
         arrays[f"flags/{i}/given"] = np.array([1 if (each, method) == flags else 0 for each in there])
@@ -60,7 +60,7 @@ def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0
             arrays[f"parts/{i}/{j}"] = values
             arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 0.5, 1.0])
             arrays[f"curve/{i}/{j}/0/{metric}/y"] = values + np.array([0, 1, 2])
-    facts = {"pictures": there, "unreadable": dict.fromkeys(bad, "cut short"), "seconds": 2.0}
+    facts = {"images": there, "unreadable": dict.fromkeys(bad, "cut short"), "seconds": 2.0}
     more = {"device": "cpu", "threads": 1, "versions": {"vitreous": "0", "torch": "1"}}
     saved(store, unit, arrays, {**facts, **more})
 
@@ -69,10 +69,10 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
     arrays: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         arrays[f"maps/{i}"] = np.stack(
-            [np.full((2, 2), 10 * len(method) + ord(image[0]) % 16) for image in unit.pictures]
+            [np.full((2, 2), 10 * len(method) + ord(image[0]) % 16) for image in unit.images]
         )
-        arrays[f"rows/{i}/given"] = np.arange(len(unit.pictures))
-    said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
+        arrays[f"rows/{i}/given"] = np.arange(len(unit.images))
+    said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
     if costs is not None:
         said["costs"] = [asdict(costs[method]) for method in unit.methods]
     saved(store, unit, arrays, said)
@@ -88,7 +88,7 @@ def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
 
 
 def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
-    names = {image: f"picture {image[0]}" for unit in units for image in unit.pictures}
+    names = {image: f"picture {image[0]}" for unit in units for image in unit.images}
     store.add_plan([setting], list(units), "wanted", names, replaces)
 
 

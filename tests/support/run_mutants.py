@@ -18,7 +18,7 @@ from tiny_benchmark import bench, tiny
 from vitreous.benchmark.changes import Changes, refuse_unnamed_code, resume_protocol
 from vitreous.benchmark.executors import run as work
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.unit_file import packed, unpacked
+from vitreous.benchmark.unit_file import pack_unit, unpack_unit
 from vitreous.benchmark.units import digest_of
 
 PLAN = "plans/0001.json"
@@ -69,25 +69,26 @@ def mutate(data: Any, draw: random.Random) -> tuple[Any, str]:
 def renumber(plan: Any, run: Path | None = None) -> Any:
     """Give the units of a plan the digests of what they are now, as its author could; their files follow."""
     for unit in plan["units"]:
-        setting = plan["settings"][unit["setting"]]
+        setting = plan["configs"][unit["config"]]
         marks = {name: setting["metric_digests"][name] for name in unit["metrics"] if name in setting["metric_digests"]}
-        digests = setting["method_digests"]
         facts = {
             **setting,
             **dict.fromkeys(("label", "model", "data", "method_digests")),
-            "methods": {name: [setting["methods"][name], digests[name]] for name in sorted(unit["methods"])},
+            "methods": {
+                name: [setting["methods"][name], setting["method_digests"][name]] for name in sorted(unit["methods"])
+            },
             "modes": unit["modes"],
             "metrics": {name: setting["metrics"][name] for name in sorted(unit["metrics"])},
             "metric_digests": marks,
             "seed": unit["seed"],
-            "pictures": unit["pictures"],
+            "pictures": unit["images"],
         }
         new = digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_digests"})
         file = None if run is None else run / "units" / f"{unit['id']}.npz"
         unit["id"] = new
         if file is not None and file.exists():
-            arrays, said = unpacked(file.read_bytes())
-            file.with_name(f"{new}.npz").write_bytes(packed(arrays, {**said, "unit": unit}))
+            arrays, said = unpack_unit(file.read_bytes())
+            file.with_name(f"{new}.npz").write_bytes(pack_unit(arrays, {**said, "unit": unit}))
     return plan
 
 
@@ -102,7 +103,7 @@ def write(run: Path, name: str, data: Any) -> None:
 def repacked(file: Path, arrays: Any, said: Any) -> None:
     """Write a unit whose checksums are right, whatever it says."""
     content = np.frombuffer(json.dumps(said).encode(), np.uint8)
-    np.savez(file, **{**arrays, "said.json": content})
+    np.savez(file, **{**arrays, "info.json": content})
 
 
 def mutant(run: Path, out: Path, seed: int) -> str:
@@ -126,11 +127,11 @@ def mutant(run: Path, out: Path, seed: int) -> str:
         data, what = mutate({"schema": "vitreous.failure/1", "tries": ["once", "twice"]}, draw)
         write(out, f"failures/{unit.stem}.json", data)
     elif kind == "words":
-        arrays, said = unpacked(unit.read_bytes())
+        arrays, said = unpack_unit(unit.read_bytes())
         said, what = mutate(said, draw)
         repacked(unit, arrays, said)
     elif kind == "array":
-        arrays, said = unpacked(unit.read_bytes())
+        arrays, said = unpack_unit(unit.read_bytes())
         name = draw.choice(sorted(arrays))
         own = arrays[name]
         strange = [

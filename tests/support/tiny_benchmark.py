@@ -119,10 +119,10 @@ def cells(out: Path) -> dict[tuple[str, ...], Any]:
     """Every map and every score of a run by what it is of, whatever the units."""
     store, found = Store(out), {}
     for plan, unit in wanted_units(store.plans()):
-        setting, read = plan.settings[unit.setting], store.read(unit.id)
+        setting, read = plan.config_of(unit), store.read(unit.id)
         assert read is not None, unit
         values, said = read
-        for place, picture in enumerate(said["pictures"]):
+        for place, picture in enumerate(said["images"]):
             for i, name in enumerate(unit.methods):
                 for mode in unit.modes:
                     row = values[f"rows/{i}/{mode}"][place]

@@ -76,21 +76,21 @@ def arrays(unit: Unit) -> dict[str, Any]:
     """What a unit holds, by its own definitions above."""
     found: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
-        if not unit.judges:
-            found[f"maps/{i}"] = np.stack([map_of(image, method) for image in unit.pictures])
-            found[f"rows/{i}/given"] = np.arange(len(unit.pictures), dtype=np.int32)
+        if not unit.is_scoring:
+            found[f"maps/{i}"] = np.stack([map_of(image, method) for image in unit.images])
+            found[f"rows/{i}/given"] = np.arange(len(unit.images), dtype=np.int32)
             continue
-        found[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.pictures], np.int64)
+        found[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.images], np.int64)
         for j, metric in enumerate(unit.metrics):
-            found[f"parts/{i}/{j}"] = np.array([[score(image, method, metric)] for image in unit.pictures])
+            found[f"parts/{i}/{j}"] = np.array([[score(image, method, metric)] for image in unit.images])
             if metric == METRICS[0]:
                 found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
-                lines = [np.linspace(1, score(image, method, metric), 5) for image in unit.pictures]
+                lines = [np.linspace(1, score(image, method, metric), 5) for image in unit.images]
                 found[f"curve/{i}/{j}/0/deletion/y"] = np.stack(lines)
-    sure = np.array([confidence(image) for image in unit.pictures])
-    if not unit.judges:
-        return {**found, "classes/given": np.array([predicted(image) for image in unit.pictures])}
-    chance = np.where([right(image) for image in unit.pictures], sure, sure / 10)
+    sure = np.array([confidence(image) for image in unit.images])
+    if not unit.is_scoring:
+        return {**found, "classes/given": np.array([predicted(image) for image in unit.images])}
+    chance = np.where([right(image) for image in unit.images], sure, sure / 10)
     return {**found, "confidence/pred": sure, "confidence/label": chance}
 
 
@@ -104,7 +104,7 @@ def done(store: Store, unit: Unit, **more: Any) -> None:
     """Write what a unit found; ``more`` is said about it."""
     with store.claim(unit.id) as mine:
         assert mine
-        said: dict[str, Any] = {"pictures": list(unit.pictures), "unreadable": {}, "seconds": 1.0}
+        said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
         store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more})
 
 

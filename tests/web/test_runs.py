@@ -101,10 +101,10 @@ def test_marks_and_flags_are_those_of_the_report(client: Client, written: Report
                 assert (cell["word"], cell["p"]) == expected
                 letters = [chr(97 + at) for at, group in enumerate(own["ranks"][metric]["groups"]) if name in group]
                 assert cell["letters"] == "".join(letters)
-                marks = [each["text"] for each in own["marks"] if (each["method"], each["metric"]) == (name, metric)]
+                marks = [each["text"] for each in own["shared"] if (each["method"], each["metric"]) == (name, metric)]
                 assert cell["mark"] == (marks[0] if marks else None)
         yardsticks = ("random", "constant", "centre")
-        flags = [each for each in (*own["marks"], *own["flags"]) if each["method"] not in yardsticks]
+        flags = [each for each in (*own["shared"], *own["flags"]) if each["method"] not in yardsticks]
         assert part["flags"] == flags
     assert any(cell["mark"] for row in client.fine("/mine")["parts"][0]["cells"] for cell in row)  # tis drops tokens
     assert client.fine("/mine")["parts"][0]["methods"][ALL.index("constant")]["degenerate"] == "12 constant"
@@ -263,12 +263,12 @@ def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         found = client.fine("/run")
         assert "Unfinished: 294 of 294 cells (100 %)" in found["state"]
         assert [part["cells"] for part in found["parts"]] == [[], []]
-        first = next(unit for unit in units if unit.judges and len(unit.metrics) == len(METRICS))
+        first = next(unit for unit in units if unit.is_scoring and len(unit.metrics) == len(METRICS))
         done(store, first)
         found = client.fine("/run")
-        left = 294 - len(first.pictures) * len(first.methods) * len(first.metrics)
+        left = 294 - len(first.images) * len(first.methods) * len(first.metrics)
         assert f"Unfinished: {left} of 294" in found["state"]
-        assert found["parts"][0]["images"] == len(first.pictures)
+        assert found["parts"][0]["images"] == len(first.images)
         (shown, *_) = client.fine("/run/cell", method="generic", metric="gini")["images"]
         assert shown["map"] is None  # judged maps may lie in a unit that is lost
         assert shown["predicted"] is None
@@ -288,12 +288,12 @@ def test_names_stay_as_they_are(client: Client) -> None:
 def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:
     store = planned(tmp_path / "run")
     units = [unit for plan in store.plans() for unit in plan.units]
-    first, *_ = (unit for unit in units if not unit.judges)
+    first, *_ = (unit for unit in units if not unit.is_scoring)
     names = {digest: name for plan in store.plans() for digest, name in plan.names.items()}
-    lost, doubted = first.pictures[:2]
+    lost, doubted = first.images[:2]
     costs = [{"own": 1.0 + place, "shared": 0.5, "maps": 4} for place in range(len(first.methods))]
     for unit in units:
-        words = {"unreadable": {lost: "cut short"}, "unsure": {doubted: "only 0.02"}, "costs": costs}
+        words = {"unreadable": {lost: "cut short"}, "uncertain": {doubted: "only 0.02"}, "costs": costs}
         done(store, unit, **(words if unit is first else {}))
     with served({"run": store.path}) as client:
         part, other = client.fine("/run")["parts"]

@@ -22,7 +22,7 @@ from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.unit_file import packed
+from vitreous.benchmark.unit_file import pack_unit
 from web_runs import Client, arrays, done, protocol, served, whole
 
 pytest.importorskip("fastapi")
@@ -249,7 +249,7 @@ def test_damaged_units_are_left_out(run: Path) -> None:
 
 
 def judging(run: Path) -> Any:
-    return next(unit for plan in Store(run).plans() for unit in plan.units if unit.judges)
+    return next(unit for plan in Store(run).plans() for unit in plan.units if unit.is_scoring)
 
 
 def test_a_bomb_is_not_unpacked(run: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_bomb_is_not_unpacked(run: Path) -> None:
 def test_promises_are_not_believed(run: Path) -> None:
     """An array that says it has a trillion numbers."""
     unit = judging(run)
-    content = packed(arrays(unit), {"unit": unit.to_json(), "pictures": list(unit.pictures), "unreadable": {}})
-    shape = f"({len(unit.pictures)}, 1), }}".encode()
+    content = pack_unit(arrays(unit), {"unit": unit.to_json(), "images": list(unit.images), "unreadable": {}})
+    shape = f"({len(unit.images)}, 1), }}".encode()
     large = b"(10**12,), }".replace(b"10**12", b"9" * 12)
     assert content.count(shape)
     padded = content.replace(shape, large[: len(shape)].ljust(len(shape)), 1)
@@ -326,7 +326,7 @@ def test_a_folder_that_is_gone(run: Path) -> None:
 
 def test_sizes_are_not_believed(run: Path) -> None:
     file, plan = plan_of(run)
-    for setting in plan["settings"]:
+    for setting in plan["configs"]:
         setting["preprocess"]["size"] = [10**4, 10**4]
     file.write_text(json.dumps(renumber(plan, run)))
     with served({"run": run}) as client:

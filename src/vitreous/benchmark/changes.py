@@ -2,29 +2,30 @@
 
 ``+x`` adds x to what the run has, ``-x`` removes it, and a plain list replaces all. A run's folder holds its whole
 protocol, so that what was added once stays until it is removed: the protocol that a later command names only says which
-one the run was begun with.
+one the run was begun with. The other way round, the commands that make a run again are those of its protocol.
 
-What is not as it was planned with: methods, metrics and models whose code, files or parameters have changed.
+And what is planned again: units of methods, metrics and models whose code, files or parameters have changed.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-from vitreous.benchmark.methods import is_code, mark_of, method_of
+from vitreous.benchmark.data import explainer_digest, is_import, parse_explainer
 from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.protocol import (
-    DataSpec,
     EvaluationSpec,
     ModelSpec,
     Protocol,
     add_model,
-    protocol_of_json,
+    protocol_from_json,
+    read,
     replace_model,
     shipped,
     with_models,
@@ -34,8 +35,8 @@ from vitreous.code_digest import is_external, is_unknown
 from vitreous.errors import VitreousError, nearest, one_line
 from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import get_method
-from vitreous.metrics import get_metric
-from vitreous.models import ModelIdentity
+from vitreous.metrics import EvaluationConfig, get_metric
+from vitreous.registry import check_choice
 from vitreous.registry.defaults import CONTROLS
 from vitreous.registry.spec import split_specs
 
@@ -43,9 +44,7 @@ __all__ = [
     "Changes",
     "apply_changes",
     "change_messages",
-    "check_code",
-    "check_model",
-    "refuse_other_model",
+    "commands",
     "refuse_unnamed_code",
     "resume_protocol",
     "stale_units",
@@ -63,6 +62,21 @@ class Changes:
     size: int | None = None
     precision: str | None = None
 
+    def to_arguments(self) -> list[str]:
+        """Return the options in words; a value that begins with a minus is joined to its option."""
+        words: list[str] = []
+        for option, texts in (
+            ("--model", self.models),
+            ("--method", self.methods),
+            ("--metric", self.metrics),
+            ("--seed", self.seeds),
+        ):
+            for text in texts:
+                words += [f"{option}={text}"] if text.startswith("-") else [option, text]
+            if option == "--model" and self.size is not None:
+                words += ["--img-size", str(self.size)]
+        return words if self.precision is None else [*words, "--precision", self.precision]
+
 
 def resume_protocol(named: Protocol, wanted: Mapping[str, Any] | None) -> tuple[Protocol, list[str]]:
     """Return the protocol that a command starts from, and what has to be said about it.
@@ -75,16 +89,13 @@ def resume_protocol(named: Protocol, wanted: Mapping[str, Any] | None) -> tuple[
         return named, []
     if "protocol" not in wanted:
         raise VitreousError("run.json: wanted.protocol is missing")
-    run = protocol_of_json(wanted["protocol"])
+    run = protocol_from_json(wanted["protocol"])
     if run.name != named.name:
         return named, [f"this was a run of {run.name}, and is one of {named.name} now", *_differences(run, named)]
-    if "named" not in wanted:  # a run of an older version
-        began = named if named.name in shipped() else run
-    else:
-        began = protocol_of_json(wanted["named"])
-    if _plain(began) == _plain(named):
+    begun = protocol_from_json(wanted["named"]) if "named" in wanted else run
+    if begun.to_json() == named.to_json():
         return run, []
-    merged = _merged(_usable(began), run, _usable(named))
+    merged = _merge(_runnable_models(begun), run, _runnable_models(named))
     differences = _differences(run, merged)
     return merged, [f"{named.name} has changed since this run was begun", *differences] if differences else []
 
@@ -97,12 +108,15 @@ def apply_changes(
     Labels of ``named``, the protocol as it comes, mean its rows and models also where the run has left them out. What
     it has, or an earlier of the ``plans`` had, may be removed again: the same command can be given twice.
     """
-    known = protocol if named is None else named
-    changed = _with_precision(protocol, changes.precision)
-    changed = _change_models(changed, known, changes, plans)
-    changed = _change_methods(changed, known, changes.methods, plans)
-    changed = _change_metrics(changed, known, changes.metrics, plans)
-    changed = _change_seeds(changed, known, changes.seeds, plans)
+    original = protocol if named is None else named
+    changed = protocol
+    if changes.precision is not None:
+        check_choice("precision", changes.precision, EvaluationConfig.choices()["precision"])
+        changed = replace(changed, evaluation=replace(changed.evaluation, precision=changes.precision))
+    changed = _change_models(changed, original, changes, plans)
+    changed = _change_methods(changed, original, changes.methods, plans)
+    changed = _change_metrics(changed, original, changes.metrics, plans)
+    changed = _change_seeds(changed, original, changes.seeds, plans)
     return changed, _differences(protocol, changed, dropped_only=True)
 
 
@@ -110,7 +124,7 @@ def refuse_unnamed_code(protocol: Protocol, named: Protocol, changes: Changes) -
     """Refuse rows whose code only the files of the run name: they may be from anybody, and importing runs code."""
     texts = {part for text in changes.methods for part in (text.lstrip("+"), *split_specs(text.lstrip("+")))}
     for label, spec in protocol.methods.items():
-        if is_code(spec) and spec not in named.methods.values() and not texts & {label, spec}:
+        if is_import(spec) and spec not in named.methods.values() and not texts & {label, spec}:
             text = one_line(label)
             raise VitreousError(
                 f"the run has the row {text}, which imports {one_line(spec)}, and this command does not name it: "
@@ -122,59 +136,65 @@ def refuse_unnamed_code(protocol: Protocol, named: Protocol, changes: Changes) -
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _Edit:
     """An option that was given several times: what is named plainly, what with a plus, and what with a minus."""
 
     noun: str
-    named: tuple[str, ...]
+    plain: tuple[str, ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
 
     @classmethod
-    def of(cls, noun: str, texts: Iterable[str], meaning: Callable[[str], str], labels: Iterable[str] = ()) -> _Listed:
-        """Read the texts; ``meaning`` gives the name that is meant. ``labels`` are not cut at commas."""
-        found: dict[str, list[str]] = {"": [], "+": [], "-": []}
-        whole = set(labels)
+    def parse(
+        cls, noun: str, texts: Iterable[str], label_of: Callable[[str], str], labels: Iterable[str] = ()
+    ) -> _Edit:
+        """Read the texts; ``label_of`` gives the name that is meant. ``labels`` are not cut at commas."""
+        by_sign: dict[str, list[str]] = {"": [], "+": [], "-": []}
+        uncut = set(labels)
         for text in texts:
             sign = text[:1] if text[:1] in ("+", "-") else ""
-            rest = text[len(sign) :].strip()
-            several = [rest] if rest in whole else split_specs(rest)
-            if not several:
+            value = text[len(sign) :].strip()
+            values = [value] if value in uncut else split_specs(value)
+            if not any(values):
                 raise VitreousError(f"--{noun} {one_line(repr(text))} names no {noun}")
-            found[sign] += map(meaning, several)
-        return cls(noun, *(tuple(dict.fromkeys(each)) for each in found.values()))
+            by_sign[sign] += map(label_of, values)
+        return cls(noun, *(tuple(dict.fromkeys(names)) for names in by_sign.values()))
 
-    def applied(self, own: Sequence[str], where: str, past: Collection[str] = ()) -> list[str]:
+    def apply(self, current: Sequence[str], where: str, past: Collection[str] = ()) -> list[str]:
         """Return the list with these changes; what is not there may be removed if it was there in the past."""
-        names = list(self.named or own)
-        for each in self.removed:
-            if each in self.added:
-                raise VitreousError(f"--{self.noun} both adds and removes {one_line(each)}")
-            if each not in names and each not in past:
-                told = f"{where} has no {self.noun} {one_line(repr(each))} that could be removed"
-                raise VitreousError(told + nearest(each, names))
-        kept = [name for name in names if name not in self.removed]
-        kept += [each for each in self.added if each not in kept]
-        if not kept:
+        names = list(self.plain or current)
+        for name in self.removed:
+            if name in self.added:
+                raise VitreousError(f"--{self.noun} both adds and removes {one_line(name)}")
+            if name not in names and name not in past:
+                text = f"{where} has no {self.noun} {one_line(repr(name))} that could be removed"
+                raise VitreousError(text + nearest(name, names))
+        left = [name for name in names if name not in self.removed]
+        left += [name for name in self.added if name not in left]
+        if not left:
             raise VitreousError(f"no {self.noun} of {where} would be left")
-        return kept
+        return left
 
-    def narrowed(self, own: Sequence[str], where: str) -> tuple[str, ...]:
+    def apply_to_part(self, current: Sequence[str], where: str) -> tuple[str, ...]:
         """Return a list that a model or data set has for itself; empty, which means all, where others are named."""
-        if not own or self.named:
+        if not current or self.plain:
             return ()
-        here = replace(self, removed=tuple(each for each in self.removed if each in own))
-        return tuple(here.applied(own, where))
+        own = replace(self, removed=tuple(name for name in self.removed if name in current))
+        return tuple(own.apply(current, where))
+
+
+def _planned(plans: Sequence[RecordedPlan], kind: str) -> set[str]:
+    """Return the labels of all methods or metrics that were ever planned."""
+    return {name for plan in plans for config in plan.configs for name in getattr(config, kind)}
 
 
 def _change_methods(
-    protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
+    protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
-    rows = {**known.methods, **protocol.methods}
-    meant = _meanings(rows, lambda spec: get_method(spec).spec)
-    listed = _Listed.of("method", texts, meant, rows)
-    past = {*known.methods, *(name for plan in plans for setting in plan.settings for name in setting.methods)}
-    names = listed.applied(list(protocol.methods), protocol.name, past - set(CONTROLS))
+    rows = {**named.methods, **protocol.methods}
+    edit = _Edit.parse("method", texts, _labels_by_meaning(rows, lambda spec: get_method(spec).spec), rows)
+    past = {*named.methods, *_planned(plans, "methods")} - set(CONTROLS)
+    names = edit.apply(list(protocol.methods), protocol.name, past)
     if names == list(protocol.methods):
         return protocol
     reference = protocol.evaluation.reference if protocol.evaluation.reference in names else None
@@ -182,270 +202,281 @@ def _change_methods(
         protocol,
         methods={name: rows.get(name, name) for name in names},
         evaluation=replace(protocol.evaluation, reference=reference),
-        models=tuple(replace(model, methods=listed.narrowed(model.methods, model.label)) for model in protocol.models),
+        models=tuple(replace(m, methods=edit.apply_to_part(m.methods, m.label)) for m in protocol.models),
     )
 
 
 def _change_metrics(
-    protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
+    protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
 ) -> Protocol:
-    own = protocol.evaluation.metrics
-    past = {
-        *known.evaluation.metrics,
-        *(name for plan in plans for setting in plan.settings for name in setting.metrics),
-    }
-    columns = dict.fromkeys([*own, *known.evaluation.metrics, *sorted(past)], "")
-    listed = _Listed.of("metric", texts, _meanings(columns, lambda each: get_metric(each).spec), columns)
-    names = tuple(listed.applied(own, protocol.name, past))
-    if names == own:
+    current = protocol.evaluation.metrics
+    past = {*named.evaluation.metrics, *_planned(plans, "metrics")}
+    columns = dict.fromkeys([*current, *named.evaluation.metrics, *sorted(past)], "")
+    edit = _Edit.parse("metric", texts, _labels_by_meaning(columns, lambda spec: get_metric(spec).spec), columns)
+    names = tuple(edit.apply(current, protocol.name, past))
+    if names == current:
         return protocol
-    sets = [_narrowed_data(each, listed) for each in (protocol.data, *protocol.also)]
-    return replace(protocol, evaluation=replace(protocol.evaluation, metrics=names), data=sets[0], also=tuple(sets[1:]))
+    data, *also = (replace(d, metrics=edit.apply_to_part(d.metrics, d.label or d.source)) for d in protocol.datasets)
+    return replace(protocol, evaluation=replace(protocol.evaluation, metrics=names), data=data, also=tuple(also))
 
 
-def _narrowed_data(data: DataSpec, listed: _Listed) -> DataSpec:
-    return replace(data, metrics=listed.narrowed(data.metrics, data.label or data.source))
-
-
-def _change_seeds(protocol: Protocol, known: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]) -> Protocol:
+def _change_seeds(protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]) -> Protocol:
     def seed(text: str) -> str:
         if not (text.isascii() and text.isdecimal()):
             raise VitreousError(f"--seed {one_line(text)} is no whole number from 0 on")
         return str(int(text))
 
-    own = list(map(str, protocol.evaluation.seeds))
-    past = {*map(str, known.evaluation.seeds), *(str(unit.seed) for plan in plans for unit in plan.units)}
-    seeds = _Listed.of("seed", texts, seed).applied(own, protocol.name, past)
+    current = list(map(str, protocol.evaluation.seeds))
+    past = {*map(str, named.evaluation.seeds), *(str(unit.seed) for plan in plans for unit in plan.units)}
+    seeds = _Edit.parse("seed", texts, seed).apply(current, protocol.name, past)
     return replace(protocol, evaluation=replace(protocol.evaluation, seeds=tuple(map(int, seeds))))
 
 
-def _change_models(protocol: Protocol, known: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
+def _change_models(protocol: Protocol, named: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
     texts, size = changes.models, changes.size
     if not any(text[:1] != "-" for text in texts) and size is not None:
         raise VitreousError("--img-size is that of another model: give --model too")
     if not texts:
         return protocol
-    specs = {model.label: model for model in (*_usable(known).models, *protocol.models)}
-    listed = _Listed.of("model", texts, str, [text.lstrip("+-").strip() for text in texts])  # names may have commas
-    past = {*(model.label for model in known.models), *(setting.label for plan in plans for setting in plan.settings)}
-    labels = listed.applied([model.label for model in protocol.models], protocol.name, past)
+    edit = _Edit.parse("model", texts, str, [text.lstrip("+-").strip() for text in texts])  # names may have commas
+    past = {*(model.label for model in named.models), *(config.label for plan in plans for config in plan.configs)}
+    labels = edit.apply([model.label for model in protocol.models], protocol.name, past)
+    known = {model.label: model for model in (*_runnable_models(named).models, *protocol.models)}
+    specs = known if size is None else {}
     changed = protocol
-    for place, label in enumerate(listed.named):
-        spec = None if size is not None else specs.get(label)
-        if place:
-            changed = add_model(changed, spec or label, size)
-        else:
-            changed = replace_model(changed, label, size) if spec is None else _only_model(known, changed, spec)
-    for label in listed.added:
+    if edit.plain:
+        first, *others = edit.plain
+        changed = _only_model(named, changed, specs[first]) if first in specs else replace_model(changed, first, size)
+        for label in others:
+            changed = add_model(changed, specs.get(label, label), size)
+    for label in edit.added:
         if label not in [model.label for model in changed.models]:
-            changed = add_model(changed, specs.get(label, label) if size is None else label, size)
+            changed = add_model(changed, specs.get(label, label), size)
     left = tuple(model for model in changed.models if model.label in labels)
     return changed if left == changed.models else with_models(changed, left)
 
 
-def _only_model(known: Protocol, protocol: Protocol, spec: ModelSpec) -> Protocol:
+def _only_model(named: Protocol, protocol: Protocol, spec: ModelSpec) -> Protocol:
     """Return the protocol with one of its own models alone, also where the run has left it out before."""
     if spec in protocol.models:
         return with_models(protocol, (spec,))
-    return with_models(replace(protocol, data=known.data, also=known.also), (spec,))
+    return with_models(replace(protocol, data=named.data, also=named.also), (spec,))
 
 
-def _with_precision(protocol: Protocol, precision: str | None) -> Protocol:
-    return (
-        protocol
-        if precision is None
-        else replace(protocol, evaluation=replace(protocol.evaluation, precision=precision))
-    )
+def _labels_by_meaning(rows: Mapping[str, str], canonical: Callable[[str], str]) -> Callable[[str], str]:
+    """Return what gives the label of a text: itself, or the row that means the same in another spec."""
 
-
-def _meanings(rows: Mapping[str, str], canonical: Callable[[str], str]) -> Callable[[str], str]:
-    """Return what gives the label of a text: itself, or the row that means the same in another spelling."""
-
-    def spec(text: str) -> str:
+    def meaning(text: str) -> str:
         try:
             return canonical(text)
         except VitreousError:  # a folder of maps, a callable; or a mistake, which the run refuses by name
             return text
 
-    by_meaning: dict[str, str] = {}
-    for label, how in rows.items():
-        by_meaning.setdefault(spec(how or label), label)
-    return lambda text: text if text in rows else by_meaning.get(spec(text), text)
+    labels: dict[str, str] = {}
+    for label, spec in rows.items():
+        labels.setdefault(meaning(spec or label), label)
+    return lambda text: text if text in rows else labels.get(meaning(text), text)
 
 
 # -- protocols beside each other ---------------------------------------------------------------------------
 
 
-def _merged(began: Protocol, run: Protocol, named: Protocol) -> Protocol:
+def _merge(begun: Protocol, run: Protocol, named: Protocol) -> Protocol:
     """Return the named protocol with what the run has changed of the one that it was begun with."""
-    methods = _merged_list(list(began.methods), list(run.methods), list(named.methods))
+    methods = _merge_lists(list(begun.methods), list(run.methods), list(named.methods))
     rows = {**run.methods, **named.methods}
-    judge = _merged_fields(began.evaluation, run.evaluation, named.evaluation)
-    lists: dict[str, Any] = {
-        name: tuple(_merged_list(*(list(getattr(each.evaluation, name)) for each in (began, run, named))))
+    names = [f.name for f in fields(EvaluationSpec)]
+    changed = [name for name in names if getattr(run.evaluation, name) != getattr(begun.evaluation, name)]
+    evaluation = replace(named.evaluation, **{name: getattr(run.evaluation, name) for name in changed})
+    metrics, seeds = (
+        tuple(_merge_lists(*(list(getattr(protocol.evaluation, name)) for protocol in (begun, run, named))))
         for name in ("metrics", "seeds")
-    }
-    reference = judge.reference if judge.reference in methods else None
-    own = [(each.models, each.data, each.also) for each in (began, run, named)]
-    models, data, also = own[2] if own[0] == own[1] else own[1]
+    )
+    reference = evaluation.reference if evaluation.reference in methods else None
+    source = named if (begun.models, begun.datasets) == (run.models, run.datasets) else run
+    data, *also = (replace(d, metrics=tuple(m for m in d.metrics if m in metrics)) for d in source.datasets)
     return replace(
         named,
         methods={label: rows[label] for label in methods},
-        evaluation=replace(judge, reference=reference, **lists),
-        models=tuple(replace(model, methods=tuple(m for m in model.methods if m in methods)) for model in models),
-        data=replace(data, metrics=tuple(m for m in data.metrics if m in lists["metrics"])),
-        also=tuple(replace(each, metrics=tuple(m for m in each.metrics if m in lists["metrics"])) for each in also),
+        evaluation=replace(evaluation, reference=reference, metrics=metrics, seeds=seeds),
+        models=tuple(
+            replace(model, methods=tuple(m for m in model.methods if m in methods)) for model in source.models
+        ),
+        data=data,
+        also=tuple(also),
     )
 
 
-def _merged_list(began: list[Any], run: list[Any], named: list[Any]) -> list[Any]:
-    removed = [each for each in began if each not in run]
-    added = [each for each in run if each not in began]
-    kept = [each for each in named if each not in removed]
-    return [*kept, *(each for each in added if each not in kept)] or named
+def _merge_lists(begun: list[Any], run: list[Any], named: list[Any]) -> list[Any]:
+    merged = [item for item in named if item in run or item not in begun]
+    return [*merged, *(item for item in run if item not in begun and item not in merged)] or named
 
 
-def _merged_fields(began: EvaluationSpec, run: EvaluationSpec, named: EvaluationSpec) -> EvaluationSpec:
-    changed = [field.name for field in fields(EvaluationSpec) if getattr(run, field.name) != getattr(began, field.name)]
-    return replace(named, **{name: getattr(run, name) for name in changed})
-
-
-def _usable(protocol: Protocol) -> Protocol:
+def _runnable_models(protocol: Protocol) -> Protocol:
     """Return a protocol without the models that cannot run, as a run has it; all of them where none can."""
     models = tuple(model for model in protocol.models if not model.requires)
     return with_models(protocol, models) if models else protocol
 
 
-def _plain(protocol: Protocol) -> Any:
-    return json.loads(json.dumps(protocol.to_json()))
-
-
 def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) -> list[str]:
     """Return what one protocol lacks of another, and has more, in words."""
-    told = []
+    lines = []
     for noun, old, new in (
         ("models", [model.label for model in before.models], [model.label for model in after.models]),
         ("methods", list(before.methods), list(after.methods)),
         ("metrics", list(before.evaluation.metrics), list(after.evaluation.metrics)),
         ("seeds", list(map(str, before.evaluation.seeds)), list(map(str, after.evaluation.seeds))),
     ):
-        for word, some in (
-            ("dropped", [each for each in old if each not in new]),
-            ("added", [] if dropped_only else [each for each in new if each not in old]),
-        ):
-            if some:
-                told.append(f"{noun} {word}: {', '.join(map(one_line, some))}")
-    other = [each for each, how in after.methods.items() if before.methods.get(each, how) != how]
+        dropped = [one_line(name) for name in old if name not in new]
+        added = [one_line(name) for name in new if name not in old]
+        lines += [f"{noun} dropped: {', '.join(dropped)}"] if dropped else []
+        lines += [f"{noun} added: {', '.join(added)}"] if added and not dropped_only else []
+    other = [label for label, spec in after.methods.items() if before.methods.get(label, spec) != spec]
     if other:
-        told.append(f"methods with another meaning: {', '.join(map(one_line, other))}")
+        lines.append(f"methods with another meaning: {', '.join(map(one_line, other))}")
     if before.evaluation.reference is not None and after.evaluation.reference is None:
-        told.append(f"reference dropped: {one_line(before.evaluation.reference)}")
-    return told
+        lines.append(f"reference dropped: {one_line(before.evaluation.reference)}")
+    return lines
 
 
-def stale_units(settings: Sequence[RunConfig], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
+# -- the commands of a protocol ----------------------------------------------------------------------------
+
+
+def commands(protocol: Protocol, wanted: Mapping[str, Any], folder: str, threads: int, file: str) -> list[str]:
+    """Return the commands that make the run and its report again, also in another folder.
+
+    A protocol that comes along is named, with what was changed of it as options; any other one, and changes that no
+    options can say, are read from ``file``, where the report has the whole protocol.
+    """
+    changes = _changes_of(protocol)
+    words = ["vitreous", "bench", "run", file if changes is None else protocol.name, "--out", folder]
+    data = wanted.get("data") or {}
+    for label, place in data.items() if isinstance(data, Mapping) else [("", str(data))]:
+        words += ["--data", f"{label}={place}" if label else place]
+    words += [] if changes is None else changes.to_arguments()
+    if wanted.get("images") is not None:
+        words += ["--images", str(wanted["images"])]
+    for label, weights in (wanted.get("checkpoint") or {}).items():
+        words += ["--checkpoint", f"{label}={weights}"]
+    words += ["--threads", str(threads)] if threads != 1 else []
+    return [shlex.join(words), shlex.join(["vitreous", "bench", "report", folder])]
+
+
+def _changes_of(run: Protocol) -> Changes | None:
+    """Return the changes that make a protocol of the one that comes along; ``None`` where none do."""
+    if run.name not in shipped():
+        return None
+    usual = read(run.name)
+    labels, usual_labels = ([model.label for model in protocol.models] for protocol in (run, usual))
+    models = labels if set(labels) - set(usual_labels) else []
+    size = next((model.size for model in run.models if model.label in models), None)
+    seeds = [] if run.evaluation.seeds == usual.evaluation.seeds else list(map(str, run.evaluation.seeds))
+    precision = None if run.evaluation.precision == usual.evaluation.precision else run.evaluation.precision
+    for methods in _edits(list(run.methods), list(usual.methods)):
+        for metrics in _edits(list(run.evaluation.metrics), list(usual.evaluation.metrics)):
+            changes = Changes(methods, metrics, seeds, models, size, precision)
+            if _gives(usual, changes, run):
+                return changes
+    return None
+
+
+def _edits(run: list[str], usual: list[str]) -> list[list[str]]:
+    """Return what may make one list of another: nothing, what was added and removed, or all of it by name."""
+    added, removed = [name for name in run if name not in usual], [name for name in usual if name not in run]
+    edit = [*(f"-{name}" for name in removed), *(f"+{name}" for name in added)]
+    return [edit, run] if len(removed) < len(usual) else [run]
+
+
+def _gives(usual: Protocol, changes: Changes, run: Protocol) -> bool:
+    """Whether these changes of a protocol give just what was run, in its order."""
+    try:
+        changed = apply_changes(usual, changes)[0].runnable()
+    except VitreousError:
+        return False
+    return json.dumps(changed.to_json()) == json.dumps(run.runnable().to_json())
+
+
+# -- code, files and models that changed -------------------------------------------------------------------
+
+
+def stale_units(configs: Sequence[RunConfig], plans: Sequence[RecordedPlan], finished: Collection[str]) -> list[str]:
     """Return the units that are left and were planned with other code than is here: nobody can do them any more."""
-    marks = {spec: each.method_digests[name] for each in settings for name, spec in each.methods.items()}
-    models = {each.label: each.fingerprint for each in settings}
+    digests = {spec: config.method_digests[label] for config in configs for label, spec in config.methods.items()}
+    models = {config.label: config.fingerprint for config in configs}
 
     @cache
     def is_changed(noun: str, spec: str, planned: str) -> bool:
         try:
             if noun == "metric":
                 return get_metric(spec).code != planned
-            return (marks.get(spec) or mark_of(spec, method_of(spec))) != planned
+            return (digests.get(spec) or explainer_digest(spec, parse_explainer(spec))) != planned
         except VitreousError:  # what is not there any more is reported by whoever tries to do the unit
             return False
 
-    def is_stale(setting: RunConfig, unit: Unit) -> bool:
+    def is_stale(config: RunConfig, unit: Unit) -> bool:
         return (
-            models.get(setting.label, setting.fingerprint) != setting.fingerprint
-            or any(is_changed("method", setting.methods[name], setting.method_digests[name]) for name in unit.methods)
-            or any(is_changed("metric", setting.metrics[name], setting.metric_digest(name)) for name in unit.metrics)
+            models.get(config.label, config.fingerprint) != config.fingerprint
+            or any(is_changed("method", *config.made_of(label)) for label in unit.methods)
+            or any(is_changed("metric", config.metrics[label], config.metric_digest(label)) for label in unit.metrics)
         )
 
-    left = [(plan.settings[unit.setting], unit) for plan, unit in wanted_units(plans) if unit.id not in finished]
-    return [unit.id for setting, unit in left if is_stale(setting, unit)]
+    left = [(plan.config_of(unit), unit) for plan, unit in wanted_units(plans) if unit.id not in finished]
+    return [unit.id for config, unit in left if is_stale(config, unit)]
 
 
-def change_messages(settings: Sequence[RunConfig], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:
+def change_messages(configs: Sequence[RunConfig], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:
     """Say in a line for each thing that has changed how many of the new ``units`` there are because of it."""
     before = {
-        (setting.label, setting.data, key): marks
+        (config.label, config.data, cell.key): cell.digests
         for plan in plans
         for unit in plan.units
-        for setting in [plan.settings[unit.setting]]
-        for key, marks, _, _ in _cells(setting, unit)
+        for config in [plan.config_of(unit)]
+        for cell in _digested_cells(config, unit)
     }
     again: dict[str, set[str]] = defaultdict(set)
     for unit in units:
-        setting = settings[unit.setting]
-        for key, marks, name, column in _cells(setting, unit):
-            model, how, judge = before.get((setting.label, setting.data, key), marks)
-            if model != marks[0]:
-                again[f"your model {setting.label} changed"].add(unit.id)
-            if how != marks[1]:
-                subject = f"{_owner(setting.methods[name])} method {name} {_may(marks[1])}changed"
-                again[subject].add(unit.id)
-            if judge != marks[2]:
-                again[f"your metric {column} {_may(marks[2])}changed"].add(unit.id)
+        config = configs[unit.config]
+        for cell in _digested_cells(config, unit):
+            model, method, metric = before.get((config.label, config.data, cell.key), cell.digests)
+            if model != cell.digests[0]:
+                again[f"your model {config.label} changed"].add(unit.id)
+            if method != cell.digests[1]:
+                owner, may = _owner(config.methods[cell.method]), _may(cell.digests[1])
+                again[f"{owner} method {cell.method} {may}changed"].add(unit.id)
+            if metric != cell.digests[2]:
+                again[f"your metric {cell.metric} {_may(cell.digests[2])}changed"].add(unit.id)
     return [
         f"{subject}: {len(ids)} {'unit is' if len(ids) == 1 else 'units are'} computed again"
         for subject, ids in again.items()
     ]
 
 
-def _cells(setting: RunConfig, unit: Unit) -> Iterator[tuple[Any, tuple[str, str, str], str, str]]:
-    """Yield every cell of a unit, the digests of model, method and metric, and the labels of the last two."""
-    columns = [(name, setting.metrics[name], setting.metric_digest(name)) for name in unit.metrics]
-    for label in unit.methods:
-        for name, what, mark in columns or [("", mode, "") for mode in unit.modes]:
-            marks = (setting.fingerprint, setting.method_digests[label], mark)
-            for picture in unit.pictures:
-                yield (picture, unit.seed, setting.methods[label], what), marks, label, name
+@dataclass(frozen=True)
+class _DigestedCell:
+    """A cell by its names, and the digests of model, method and metric."""
+
+    key: tuple[Any, ...]
+    digests: tuple[str, str, str]
+    method: str
+    metric: str
 
 
-def _may(mark: str) -> str:
-    return "may have " if is_unknown(mark) else ""
+def _digested_cells(config: RunConfig, unit: Unit) -> Iterator[_DigestedCell]:
+    columns = [(label, config.metrics[label], config.metric_digest(label)) for label in unit.metrics]
+    for method in unit.methods:
+        for metric, column, digest in columns or [("", mode, "") for mode in unit.modes]:
+            digests = (config.fingerprint, config.method_digests[method], digest)
+            for image in unit.images:
+                yield _DigestedCell((image, unit.seed, config.methods[method], column), digests, method, metric)
+
+
+def _may(digest: str) -> str:
+    return "may have " if is_unknown(digest) else ""
 
 
 @cache
 def _owner(spec: str) -> str:
-    how = method_of(spec, [spec])  # of a setting that was just decided, by what the user names
-    return (
-        "your"
-        if isinstance(how, ExternalExplainer) or any(is_external(type(part)) for part in how.components())
-        else "the"
-    )
-
-
-def check_code(setting: RunConfig, unit: Unit, method: Callable[[RunConfig, str], Any]) -> None:
-    """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
-    for name in unit.methods:
-        _refuse(name, setting.method_digests[name], mark_of(setting.methods[name], method(setting, name)))
-    for name in unit.metrics:
-        _refuse(name, setting.metric_digest(name), get_metric(setting.metrics[name]).code)
-
-
-def _refuse(name: str, planned: str, here: str) -> None:
-    if here != planned and not is_unknown(planned):
-        text = "is not what this run was planned with: its code, files or parameters are others here"
-        raise VitreousError(f"{name} {text}; give every worker the same ones, or start the run again")
-
-
-def check_model(setting: RunConfig, identity: ModelIdentity) -> None:
-    """Refuse a model that is not the one a unit was planned with."""
-    planned = ModelIdentity.parse(setting.fingerprint)
-    refuse_other_model(setting, identity, "give every worker the same model, or start the run again")
-    if not planned.has_unknown_code:
-        _refuse(setting.label, planned.code, identity.code)
-
-
-def refuse_other_model(setting: RunConfig, identity: ModelIdentity, advice: str) -> None:
-    """Refuse a model that differs in more than its code from the one that a run has under this label."""
-    planned = ModelIdentity.parse(setting.fingerprint)
-    different = identity.differences(planned, code=False)
-    if different and not planned.structure:
-        different = "another identity (an earlier version of Vitreous knew less of a model)"
-    if different:
-        raise VitreousError(f"{setting.label} has {different} than this run was begun with; {advice}")
+    explainer = parse_explainer(spec, [spec])  # of a configuration that was just decided, by what the user names
+    if isinstance(explainer, ExternalExplainer):
+        return "your"
+    return "your" if any(is_external(type(component)) for component in explainer.components()) else "the"

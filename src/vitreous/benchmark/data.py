@@ -1,6 +1,7 @@
-"""The pictures of a run, known by what they are: bytes, label and truth, never their place in a list.
+"""One data set of a protocol: its images, what its methods mean, and the configuration of every model on it.
 
-One data set of a protocol: its pictures, and the setting of every model on them.
+Images are known by what they are: bytes, label and annotation, never their place in a list. Methods are specs, folders
+of maps and callables; an external one that fails on some images must not take the rest of a long run along.
 """
 
 from __future__ import annotations
@@ -8,39 +9,139 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 
-from vitreous.benchmark.methods import mark_of, method_of
 from vitreous.benchmark.protocol import ModelSpec, Protocol
-from vitreous.benchmark.units import RunConfig
+from vitreous.benchmark.units import RunConfig, digest_of
+from vitreous.code_digest import code_digest, is_unknown
 from vitreous.datasets import Sample, file_digest
 from vitreous.datasets.catalog import open_source
 from vitreous.datasets.dataset import DataSource, Entry
-from vitreous.errors import ImageError, VitreousError, nearest, one_line
+from vitreous.errors import ImageError, ModelChangedError, SpecError, VitreousError, nearest, one_line
 from vitreous.evaluation.config import with_batch_sizes
-from vitreous.evaluation.explainers import ExternalExplainer
+from vitreous.evaluation.explainers import ExternalExplainer, named
 from vitreous.methods import Method
 from vitreous.metrics import EvaluationConfig, get_metric
-from vitreous.models import VisionModel
-from vitreous.registry import defaults
+from vitreous.models import Preprocess, VisionModel
+from vitreous.models.transforms import OWN
+from vitreous.registry.defaults import CONTROLS
 
 __all__ = [
+    "CheckedExplainer",
+    "DatasetRun",
+    "Explainer",
+    "ImageSource",
     "Options",
-    "Part",
     "SourceImages",
-    "changed",
     "check_labels",
+    "checked_explainer",
     "digest_of_entry",
+    "explainer_digest",
+    "is_import",
+    "parse_explainer",
 ]
+
+Explainer = Method | ExternalExplainer
+_UNIT_ON_CPU = 8  # images of a unit: a unit is what is lost when a run is stopped, and what workers share
+
+
+# -- methods -------------------------------------------------------------------------------------------------
+
+
+def is_import(text: str) -> bool:
+    """Whether a method is a callable to be imported, written ``package.module:name``."""
+    module, _, name = text.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def parse_explainer(text: str, imports: Collection[str] = ()) -> Explainer:
+    """Return what a spec, a folder of maps, or a callable as ``package.module:name`` stands for.
+
+    A callable is imported only if it is one of ``imports``, those that the user has named: the files of a run name
+    callables too, and may be from anybody.
+    """
+    if is_import(text):
+        if text not in imports:
+            raise SpecError(f"{one_line(text)} is code to import, which this command does not name")
+        return named({text: _imported(text)})[text]
+    (explainer,) = named([text]).values()
+    return explainer
+
+
+def _imported(text: str) -> Any:
+    module, _, name = text.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"{text} is no callable that can be imported: {error}") from None
+
+
+def explainer_digest(text: str, explainer: Explainer) -> str:
+    """Return a digest of what a method is made of: its parameters, the maps of a folder, the code of a callable."""
+    if isinstance(explainer, Method):
+        return explainer.fingerprint
+    if not explainer.live:
+        return digest_of([[file.name, file_digest(str(file))] for file in sorted(Path(text).glob("*.npy"))])
+    code = code_digest(_imported(text))
+    return code if is_unknown(code) else digest_of([text, code])
+
+
+def checked_explainer(explainer: Explainer) -> Explainer:
+    """Return a method as it is if it is ours, or else one that notes where it fails."""
+    if not isinstance(explainer, ExternalExplainer):
+        return explainer
+    return CheckedExplainer(**{f.name: getattr(explainer, f.name) for f in dataclasses.fields(ExternalExplainer)})
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedExplainer(ExternalExplainer):
+    """Images on which it fails, asked for by themselves, have a map of NaN; ``failed`` says why, by their names.
+
+    Where it fails on all that it is asked about, the error is raised: then it is the method, and no image.
+    """
+
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def maps(self, name: str, model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Tensor:
+        """Return maps ``[B, h, w]``, all at once or, if that fails, one by one."""
+        try:
+            return super().maps(name, model, samples, inputs, classes)
+        except (torch.OutOfMemoryError, ModelChangedError):
+            raise
+        except Exception as error:
+            first = error
+        maps: list[Tensor | None] = []
+        failed: dict[str, str] = {}
+        for at, sample in enumerate(samples):
+            try:
+                maps.append(super().maps(name, model, [sample], inputs[at : at + 1], classes[at : at + 1]))
+            except (torch.OutOfMemoryError, ModelChangedError):
+                raise
+            except Exception as error:
+                maps.append(None)
+                failed[sample.picture.name] = one_line(f"{type(error).__name__}: {error}")[:300]
+        example = next((map for map in maps if map is not None), None)
+        if example is None:
+            raise first
+        self.failed.update(failed)
+        return torch.cat([torch.full_like(example, torch.nan) if map is None else map for map in maps])
+
+
+# -- images --------------------------------------------------------------------------------------------------
 
 
 class SourceImages:
-    """The pictures of a source by their digests."""
+    """The images of a source by their digests."""
 
     def __init__(self, source: DataSource) -> None:
         self.source = source
@@ -48,65 +149,93 @@ class SourceImages:
     @cached_property
     def digests(self) -> tuple[str, ...]:
         """One digest for each entry, in order; every file is read once, none is decoded."""
-        found = tuple(digest_of_entry(entry) for entry in self.source.entries)
-        if len(set(found)) < len(found):
-            again = next(i for i, each in enumerate(found) if each in found[:i])
+        digests = tuple(digest_of_entry(entry) for entry in self.source.entries)
+        if len(set(digests)) < len(digests):
+            again = next(i for i, digest in enumerate(digests) if digest in digests[:i])
             raise VitreousError(f"{self.source.word}: {self.source.entries[again].name} is there twice")
-        return found
+        return digests
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        return {digest: place for place, digest in enumerate(self.digests)}
+    def indices(self) -> dict[str, int]:
+        return {digest: index for index, digest in enumerate(self.digests)}
 
     def entry(self, digest: str) -> Entry:
-        """Return what is known about a picture without opening it."""
-        if digest not in self.places:
+        """Return what is known about an image without opening it."""
+        if digest not in self.indices:
             raise VitreousError(f"picture {digest} of this run is not in {self.source.word} any more: was it changed?")
-        return self.source.entries[self.places[digest]]
+        return self.source.entries[self.indices[digest]]
 
     def sample(self, digest: str, model: VisionModel) -> Sample:
         self.entry(digest)
-        return self.source.sample(model, self.places[digest])
+        return self.source.sample(model, self.indices[digest])
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Where the images of a run come from, and models to prepare them; either may be missing, and ``why`` says so."""
+
+    lookups: Mapping[str, Any]
+    model: Callable[[RunConfig], VisionModel] | None = None
+    why: str = ""
+
+    def image(self, config: RunConfig, digest: str) -> Image.Image:
+        """Return an image as the model sees it."""
+        lookup = self.lookups[config.data]
+        entry = lookup.entry(digest)
+        if entry.source is not None and self.model is not None:
+            model = self.model(config)
+            return model.preprocess.to_image(lookup.sample(digest, model).picture.tensor)
+        is_own = config.preprocess["mode"] == OWN
+        preprocess = self.model(config).preprocess if is_own and self.model is not None else _preprocess(config)
+        photo = entry.open()
+        return preprocess.to_image(photo) if isinstance(photo, Tensor) else preprocess.resize_and_crop(photo)[0]
+
+
+def _preprocess(config: RunConfig) -> Preprocess:
+    """Return a run's preprocessing as data; that of a ``Transform`` crops the same image, up to its rounding."""
+    recorded = {name: tuple(v) if isinstance(v, list) else v for name, v in config.preprocess.items()}
+    data: dict[str, Any] = {f.name: recorded[f.name] for f in dataclasses.fields(Preprocess)}
+    if len(data["mean"]) != 3 or data["crop"] <= 0:
+        raise VitreousError(f"{config.label}: the run does not say how pictures are prepared for it")
+    return Preprocess(**data)
 
 
 def digest_of_entry(entry: Entry) -> str:
+    """Return the digest of an image: of its bytes, name, label and annotation."""
     facts = [entry.name, entry.label, entry.boxes, entry.shares, entry.group, entry.compare_classes]
     if entry.source is not None:
-        facts += [entry.build_steps, _of_ingredients(entry.source)]
-    told = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+        facts += [entry.build_steps, _digest_of_ingredients(entry.source)]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
     for path in (entry.path if entry.opener is None else None, entry.mask):
         if path is not None:
-            told.update(_of_file(path).encode())
+            digest.update(_digest_of_file(path).encode())
     if entry.opener is not None:
         try:
-            told.update(np.ascontiguousarray(np.asarray(entry.open())).tobytes())
+            digest.update(np.ascontiguousarray(np.asarray(entry.open())).tobytes())
         except ImageError:
-            told.update(b"unreadable")  # told when it is asked for
-    return told.hexdigest()
+            digest.update(b"unreadable")  # the reason is given when it is asked for
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=8)
-def _of_ingredients(source: DataSource) -> str:
-    """Return one digest of all pictures that grids are made of: each grid may have any of them."""
-    told = hashlib.blake2b(digest_size=16)
+def _digest_of_ingredients(source: DataSource) -> str:
+    """Return one digest of all images that grids are made of: each grid may have any of them."""
+    digest = hashlib.blake2b(digest_size=16)
     for entry in source.entries:
-        told.update(digest_of_entry(entry).encode())
-    return told.hexdigest()
+        digest.update(digest_of_entry(entry).encode())
+    return digest.hexdigest()
 
 
-def _of_file(path: object) -> str:
+def _digest_of_file(path: object) -> str:
     try:
         return file_digest(str(path))
     except ImageError:
         return "unreadable"
 
 
-_ON_A_CPU = 8  # pictures of a unit: a unit is what is lost when a run is stopped, and what workers share
-
-
 @dataclass(frozen=True)
 class Options:
-    """How a run is done here. ``data`` is where its pictures are, one place or one for each label of a data set."""
+    """How a run is done here. ``data`` is where its images are, one place or one for each label of a data set."""
 
     data: str | Mapping[str, str] | None = None
     device: str = "auto"
@@ -117,129 +246,137 @@ class Options:
     """Files of weights by the label of a model, where no hub can be reached."""
 
     def path(self, label: str) -> str | None:
-        """Return where the pictures of a data set are, if it was said."""
+        """Return where the images of a data set are, if it was said."""
         return self.data.get(label) if isinstance(self.data, Mapping) else self.data
 
     def to_json(self) -> dict[str, Any]:
         return {"data": self.data, "images": self.images, "checkpoint": dict(self.checkpoint or {})}
 
 
-class Part:
+class DatasetRun:
     """One data set of a protocol, with the models and metrics that belong to it."""
 
     def __init__(self, protocol: Protocol, options: Options) -> None:
         self.protocol, self.options = protocol, options
 
+    @property
+    def label(self) -> str:
+        return self.protocol.data.label
+
     @cached_property
-    def pictures(self) -> SourceImages:
-        wanted = self.protocol.data
-        more: dict[str, Any] = {} if wanted.split is None else {"split": wanted.split}
+    def images(self) -> SourceImages:
+        spec = self.protocol.data
+        options: dict[str, Any] = {} if spec.split is None else {"split": spec.split}
         source = open_source(
-            wanted.source,
-            self.options.path(wanted.label) or wanted.path,
-            images=wanted.images if self.options.images is None else self.options.images,
-            choose=wanted.choose,
-            seed=wanted.seed,
-            listed=wanted.names,
-            **more,
+            spec.source,
+            self.options.path(spec.label) or spec.path,
+            images=spec.images if self.options.images is None else self.options.images,
+            choose=spec.choose,
+            seed=spec.seed,
+            listed=spec.names,
+            **options,
         )
         return SourceImages(source)
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """The names of the pictures by their digests; every file is read for it."""
-        entries = self.pictures.source.entries
-        return {digest: entry.name for digest, entry in zip(self.pictures.digests, entries, strict=True)}
+        """The names of the images by their digests; every file is read for it."""
+        entries = self.images.source.entries
+        return {digest: entry.name for digest, entry in zip(self.images.digests, entries, strict=True)}
 
     @property
     def listed(self) -> list[list[Any]]:
-        """Which pictures are wanted and the groups of those that have one, for those who cannot open them."""
-        return [list(self.pictures.digests), list(self.pictures.source.groups or ())]
+        """Which images are wanted and the groups of those that have one, for those who cannot open them."""
+        return [list(self.images.digests), list(self.images.source.groups or ())]
 
     @cached_property
-    def numbers(self) -> dict[str, int]:
+    def indices(self) -> dict[str, int]:
         """Where in the source each name is; nothing is read for it."""
-        return {entry.name: number for number, entry in enumerate(self.pictures.source.entries)}
+        return {entry.name: index for index, entry in enumerate(self.images.source.entries)}
 
     def sample(self, name: str, digest: str, model: VisionModel) -> Sample:
-        """Read a picture, which must be the one that was planned with."""
-        source, number = self.pictures.source, self.numbers.get(name)
-        if number is None or digest_of_entry(source.entries[number]) != digest:
-            raise VitreousError(changed(name, source.word, number is None))
-        return source.sample(model, number)
+        """Read an image, which must be the one that was planned with."""
+        source, index = self.images.source, self.indices.get(name)
+        if index is None or digest_of_entry(source.entries[index]) != digest:
+            raise self.changed(name)
+        return source.sample(model, index)
 
-    def method(self, text: str) -> Method | ExternalExplainer:
+    def changed(self, name: str) -> VitreousError:
+        """Return the error of an image that is not the one that was planned with."""
+        text, source = one_line(name), self.images.source.word
+        if name in self.indices:
+            return VitreousError(f"{text} of {source} has changed since this run was planned: picture, label or truth")
+        return VitreousError(f"{text}, which this run was planned with, is not among the pictures of {source} any more")
+
+    def explainer(self, text: str) -> Explainer:
         """Return what a row of this protocol means; what only the files of a run name is not imported."""
-        return method_of(text, self.protocol.methods.values())
+        return parse_explainer(text, self.protocol.methods.values())
 
     def check(self) -> None:
-        """Refuse what cannot be understood before a model is loaded."""
+        """Refuse what cannot be parsed before a model is loaded."""
         for text in self.protocol.methods.values():
-            self.method(text)
+            self.explainer(text)
         for text in self.protocol.evaluation.metrics:
             get_metric(text)
 
-    def setting(self, spec: ModelSpec, model: VisionModel) -> RunConfig:
+    def config(self, spec: ModelSpec, model: VisionModel) -> RunConfig:
         """Fix every number of the units of one model."""
-        judge, source, size = self.protocol.evaluation, self.pictures.source, model.preprocess.size
+        evaluation, source = self.protocol.evaluation, self.images.source
+        size = (model.preprocess.size[0], model.preprocess.size[1])
         methods = self.protocol.methods_of(spec)
-        methods |= {name: name for name in defaults.CONTROLS if judge.controls and name not in methods}
-        hows = {name: self.method(spec) for name, spec in methods.items()}
-        metrics = {spec: get_metric(spec) for spec in judge.metrics}
-        memory_gb = judge.memory_gb if self.options.memory_gb is None else self.options.memory_gb
-        sizes = with_batch_sizes(EvaluationConfig(), model, (size[0], size[1]), judge.batch_size, memory_gb)
+        methods |= {name: name for name in CONTROLS if evaluation.controls and name not in methods}
+        metrics = {text: get_metric(text) for text in evaluation.metrics}
         return RunConfig(
             label=spec.label,
-            data=self.protocol.data.label,
+            data=self.label,
             model=dataclasses.asdict(spec),
             fingerprint=model.fingerprint,
             dtype=str(model.dtype).removeprefix("torch."),
             device=model.device.type,
-            size=(size[0], size[1]),
+            size=size,
             preprocess=model.preprocess.to_json(),
             methods=methods,
-            method_digests={name: mark_of(methods[name], how) for name, how in hows.items()},
-            metrics={name: judged.spec for name, judged in metrics.items()},
-            metric_digests={name: judged.code for name, judged in metrics.items() if judged.code},
-            modes=tuple(sorted({judged.explain_class for judged in metrics.values()})),
-            target=judge.target,
+            method_digests={label: explainer_digest(text, self.explainer(text)) for label, text in methods.items()},
+            metrics={label: metric.spec for label, metric in metrics.items()},
+            metric_digests={label: metric.code for label, metric in metrics.items() if metric.code},
+            modes=tuple(sorted({metric.explain_class for metric in metrics.values()})),
             has_labels=source.has_labels,
-            output=judge.output,
-            class_subset=source.classes if self.protocol.data.class_subset == "own" else None,
-            precision=judge.precision if model.device.type == "cuda" else "float32",
-            interpolation=judge.interpolation,
-            tie_breaking=judge.tie_breaking,
-            nan_policy=judge.nan_policy,
             least_confidence=self.protocol.data.least_confidence,
-            memory_gb=sizes.memory_gb,
-            images_per_unit=judge.images_per_unit
-            or (min(sizes.images_per_unit, _ON_A_CPU) if model.device.type == "cpu" else sizes.images_per_unit),
-            attribution_batch=sizes.attribution_batch,
-            forward_batch=sizes.forward_batch,
             threads=self.options.threads,
+            evaluation=self._evaluation(model, size),
         )
+
+    def _evaluation(self, model: VisionModel, size: tuple[int, int]) -> EvaluationConfig:
+        """Return the protocol's evaluation with the sizes that this device and its memory allow."""
+        spec, source = self.protocol.evaluation, self.images.source
+        config = EvaluationConfig(
+            target=spec.target,
+            output=spec.output,
+            class_subset=source.classes if self.protocol.data.class_subset == "own" else None,
+            precision=spec.precision if model.device.type == "cuda" else "float32",
+            interpolation=spec.interpolation,
+            tie_breaking=spec.tie_breaking,
+            nan_policy=spec.nan_policy,
+        )
+        memory_gb = spec.memory_gb if self.options.memory_gb is None else self.options.memory_gb
+        config = with_batch_sizes(config, model, size, spec.batch_size, memory_gb)
+        most = _UNIT_ON_CPU if model.device.type == "cpu" else config.images_per_unit
+        return dataclasses.replace(config, images_per_unit=spec.images_per_unit or min(config.images_per_unit, most))
 
 
 def check_labels(options: Options, protocols: Sequence[Protocol]) -> None:
     """Refuse places and weights for labels that no model or data set of these protocols has."""
     models = list(dict.fromkeys(model.label for protocol in protocols for model in protocol.models))
-    sets = list(dict.fromkeys(data.label for protocol in protocols for data in (protocol.data, *protocol.also)))
+    datasets = list(dict.fromkeys(data.label for protocol in protocols for data in protocol.datasets))
     places = options.data if isinstance(options.data, Mapping) else {}
-    for option, noun, labels, known in (
-        ("checkpoint", "model", options.checkpoint or {}, models),
-        ("data", "data set", places, sets),
-    ):
-        for label in labels:
-            if label not in known:
-                text = f"--{option} {one_line(label)}=…: {protocols[0].name} has no {noun} {one_line(repr(label))}"
-                if known == [""]:
-                    raise VitreousError(f"{text}, only one without a label: give --data PATH")
-                listed = ", ".join(one_line(each) for each in known)
-                raise VitreousError(f"{text}; there is {listed}{nearest(label, known)}")
+    _check_labels("checkpoint", "model", options.checkpoint or {}, models, protocols[0].name)
+    _check_labels("data", "data set", places, datasets, protocols[0].name)
 
 
-def changed(name: str, word: str, lost: bool) -> str:
-    """Return in a line that a picture is not the one that was planned with."""
-    if lost:
-        return f"{one_line(name)}, which this run was planned with, is not among the pictures of {word} any more"
-    return f"{one_line(name)} of {word} has changed since this run was planned: picture, label or truth"
+def _check_labels(option: str, noun: str, labels: Collection[str], options: Sequence[str], protocol: str) -> None:
+    for label in labels:
+        if label not in options:
+            text = f"--{option} {one_line(label)}=…: {protocol} has no {noun} {one_line(repr(label))}"
+            if options == [""]:
+                raise VitreousError(f"{text}, only one without a label: give --data PATH")
+            raise VitreousError(f"{text}; there is {', '.join(map(one_line, options))}{nearest(label, options)}")

@@ -15,12 +15,12 @@ from typing import BinaryIO
 
 from vitreous import io as disk
 from vitreous.benchmark.plan import wanted_units
-from vitreous.benchmark.store import Store
+from vitreous.benchmark.store import Store, read_bytes
 from vitreous.errors import VitreousError, one_line
 
 __all__ = ["pack", "unpack"]
 
-_OURS = re.compile(r"run\.json|plans/[0-9]{4,9}\.json|units/[0-9a-f]{32}\.npz|failures/[0-9a-f]{32}\.json")
+_MEMBER = re.compile(r"run\.json|plans/[0-9]{4,9}\.json|units/[0-9a-f]{32}\.npz|failures/[0-9a-f]{32}\.json")
 _MOST_MEMBER = 2**31  # bytes: a unit is some megabytes
 _MOST_TEXT = 2**30
 _MOST_MEMBERS = 2**21
@@ -34,24 +34,27 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def pack(folder: str | Path, file: str | Path, *, maps: bool = True, overwrite: bool = False) -> Path:
     """Write what a run has so far into one file; units with damaged content are left out.
 
-    Without ``maps`` it holds the scores alone, a small part of it: enough for a report without pictures, and to go on
+    Without ``maps`` it holds the scores alone, a small part of it: enough for a report without images, and to go on
     where nothing more is asked of the same maps.
     """
     store = Store.open(folder)
-    judging = {unit.id for _, unit in wanted_units(store.plans()) if unit.judges}
-    units = [unit for unit in sorted(store.finished()) if maps or unit in judging]
-    texts = ["run.json", *(f"plans/{plan.revision:04d}.json" for plan in store.plans())]
-    texts += [f"failures/{unit}.json" for unit in store.failures()]
+    scoring = {unit.id for _, unit in wanted_units(store.plans()) if unit.is_scoring}
+    units = [unit for unit in sorted(store.finished()) if maps or unit in scoring]
 
     def write(out: BinaryIO) -> None:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for name in texts:
-                archive.writestr(_member(name), _content(store.path / name))
+            for name in _text_files(store):
+                archive.writestr(_member(name), read_bytes(store.path / name, _MOST_TEXT))
             for unit in units:
                 if store.read(unit) is not None:
                     archive.writestr(_member(f"units/{unit}.npz"), store.content(unit))
 
     return disk.write_file(file, write, overwrite=overwrite)
+
+
+def _text_files(store: Store) -> list[str]:
+    plans = [f"plans/{plan.revision:04d}.json" for plan in store.plans()]
+    return ["run.json", *plans, *(f"failures/{unit}.json" for unit in store.failures())]
 
 
 def _member(name: str) -> zipfile.ZipInfo:
@@ -60,26 +63,19 @@ def _member(name: str) -> zipfile.ZipInfo:
     return member
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return disk.read_file(path, _MOST_TEXT)
-    except OSError as error:
-        raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
-
-
 def unpack(file: str | Path, folder: str | Path) -> Store:
     """Put the units of such a file into a new run, or beside those that the same run has here; nothing is replaced.
 
     A new folder appears whole or not at all; nothing is put into a run that is there before all of it is checked.
     """
-    place = Path(folder)
-    with disk.new_folder(place) as draft:
+    path = Path(folder)
+    with disk.new_folder(path) as draft:
         _extract(file, draft)
         staged = Store.open(draft.path)
         _check(staged, file)
-        if place.is_dir() and os.listdir(place):
-            _merge(staged, Store(place), file)
-    return Store.open(place)
+        if path.is_dir() and os.listdir(path):
+            _merge(staged, Store(path), file)
+    return Store.open(path)
 
 
 def _extract(file: str | Path, draft: disk.Draft) -> None:
@@ -102,7 +98,7 @@ def _members(archive: zipfile.ZipFile, file: str | Path, room: int) -> list[zipf
     """Return the members of a packed run; what is none, or would unfold to more than it may, is refused."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     names = {member.filename for member in members}
-    strange = next((m.filename for m in members if not _OURS.fullmatch(m.filename) or _is_odd(m)), None)
+    strange = next((m.filename for m in members if not _MEMBER.fullmatch(m.filename) or _is_odd(m)), None)
     if strange is not None or "run.json" not in names:
         raise VitreousError(f"{file} is no packed run: {strange or 'it has no run.json'!r}")
     if len(names) < len(members) or len(members) > _MOST_MEMBERS:
@@ -110,9 +106,9 @@ def _members(archive: zipfile.ZipFile, file: str | Path, room: int) -> list[zipf
     for member in members:
         if member.file_size > (_MOST_MEMBER if member.filename.endswith(".npz") else _MOST_TEXT):
             raise VitreousError(f"{file}: {member.filename} is larger than any file of a run")
-    whole = sum(member.file_size for member in members)
-    if whole > room:
-        raise VitreousError(f"{file} would unfold to {whole} bytes, which is more than {_MOST_RATIO} times its size")
+    total = sum(member.file_size for member in members)
+    if total > room:
+        raise VitreousError(f"{file} would unfold to {total} bytes, which is more than {_MOST_RATIO} times its size")
     return members
 
 
@@ -126,12 +122,12 @@ def _check(store: Store, file: str | Path) -> None:
     """Refuse a packed run of which anything cannot be read: manifest, plans, failures, units."""
     try:
         store.plans(), store.failures()
-        broken = next(store.damage(), None)
+        damage = next(store.damage(), None)
     except VitreousError as error:
         text = str(error).replace(f"{store.path}{os.sep}", "")
         raise VitreousError(f"{file} cannot be unpacked: {text}") from None
-    if broken is not None:
-        raise VitreousError(f"{file} cannot be unpacked: units/{broken[0]}.npz is damaged: {broken[1]}")
+    if damage is not None:
+        raise VitreousError(f"{file} cannot be unpacked: units/{damage[0]}.npz is damaged: {damage[1]}")
 
 
 def _merge(staged: Store, store: Store, file: str | Path) -> None:
@@ -139,15 +135,15 @@ def _merge(staged: Store, store: Store, file: str | Path) -> None:
     if store.manifest() is None:
         raise VitreousError(f"{store.path} holds something that is no run of ours; choose another place")
     with store.planning():
-        texts = ["run.json", *(f"plans/{plan.revision:04d}.json" for plan in staged.plans())]
-        for name in texts:
-            if (store.path / name).exists() and _content(store.path / name) != _content(staged.path / name):
+        texts = {name: read_bytes(staged.path / name, _MOST_TEXT) for name in _text_files(staged)}
+        for name, text in texts.items():
+            is_there, is_failure = (store.path / name).exists(), name.startswith("failures/")
+            if is_there and not is_failure and read_bytes(store.path / name, _MOST_TEXT) != text:
                 raise VitreousError(f"{store.path} is another run than that of {file}: {name} differs")
-        texts += [f"failures/{unit}.json" for unit in staged.failures()]
-        for name in texts:
+        for name, text in texts.items():
             if not (store.path / name).exists():
-                disk.write_file(store.path / name, _content(staged.path / name))
+                disk.write_file(store.path / name, text)
         for unit in sorted(staged.finished()):
-            with store.claim(unit) as mine:
-                if mine:
+            with store.claim(unit) as is_mine:
+                if is_mine:
                     store.put(unit, staged.content(unit))

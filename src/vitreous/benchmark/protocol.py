@@ -1,14 +1,14 @@
-"""Protocol files: models, pictures, methods, metrics and the numbers of a paper's table, as one small TOML file.
+"""Protocol files: models, images, methods, metrics and the numbers of a paper's table, as one small TOML file.
 
-``shipped()`` names those that come along, ``read`` takes one of these names or a path. A file is checked to the last
-word before anything runs: every complaint is one line that names the file, the key and the value.
+``shipped()`` names those that come along, ``read`` takes one of these names or a path. What a value may be stands with
+its field; ``protocol_io`` checks a file to the last word before anything runs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,16 @@ from typing import Any
 from vitreous.errors import VitreousError, nearest, one_line
 
 __all__ = [
-    "CHOOSE",
-    "PRECISIONS",
     "REQUIRES",
     "SCHEMA",
-    "SOURCES",
     "DataSpec",
     "EvaluationSpec",
+    "Layout",
     "ModelSpec",
     "Protocol",
     "Published",
     "add_model",
-    "protocol_of_json",
+    "protocol_from_json",
     "read",
     "replace_model",
     "shipped",
@@ -35,88 +33,125 @@ __all__ = [
 ]
 
 SCHEMA = "vitreous.protocol/1"
-SOURCES = (
-    *("folder", "imagefolder", "csv", "json", "hf", "world"),
-    *("pets", "cifar10", "cifar100", "mura", "coco", "funnybirds"),
-    *("imagenet-val", "imagenet-a", "imagenet-r", "imagenet-s", "imagenet-segmentation"),
-    *("quad-imagenet", "part-quad-imagenet"),
-)
-PRECISIONS = ("float32", "float16", "bfloat16")
-CHOOSE = ("first", "random", "per-class", "listed")
 REQUIRES = {
     "weights": "weights that are not public; hand in your own with --checkpoint LABEL=FILE",
     "data": "a data set that is not public",
     "training": "models that are trained first",
 }
+_AXES = ("methods", "metrics", "models", "data")
 _FOLDER = Path(__file__).parent / "protocols"
+
+
+def checked(default: Any, **rules: Any) -> Any:
+    """Return a field with a default and rules, which ``protocol_io.Checker`` holds its values against."""
+    return field(default=default, metadata=rules)
+
+
+def _source_words() -> Collection[str]:
+    from vitreous.datasets.catalog import source_words
+    from vitreous.world.dataset import add_world
+
+    add_world()
+    return source_words()
+
+
+def _papers() -> Collection[str]:
+    from vitreous.registry.citations import PAPERS
+
+    return PAPERS
+
+
+def _figures() -> Collection[str]:
+    from vitreous.results.table_plots import KINDS
+
+    return KINDS
+
+
+def _config_choices(name: str) -> Callable[[], Collection[str]]:
+    def choices() -> Collection[str]:
+        from vitreous.metrics import EvaluationConfig
+
+        return EvaluationConfig.choices()[name]
+
+    return choices
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model of the table: what the paper calls it, what ``vt.load`` does, and how pictures are prepared for it.
+    """A model of the table: what the paper calls it, what ``vt.load`` does, and how images are prepared for it.
 
-    ``resize`` is the side that pictures are brought to before ``size`` is cut out, ``crop`` how: ``center`` (the
+    ``resize`` is the side that images are brought to before ``size`` is cut out, ``crop`` how: ``center`` (the
     shorter side), ``squash`` (both sides) or ``border`` (the longer one). What is left out is the model's own.
     ``methods`` are the labels of the rows it has, all where it is empty; ``requires`` is what it needs beforehand.
     """
 
-    label: str
+    label: str = field(metadata={"label": True})
     name: str
     checkpoint: str | None = None
-    size: int | None = None
-    resize: int | None = None
-    crop: str | None = None
-    interpolation: str | None = None
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    size: int | None = checked(None, least=1)
+    resize: int | None = checked(None, least=1)
+    crop: str | None = checked(None, choices=("center", "squash", "border"))
+    interpolation: str | None = checked(None, choices=("nearest", "bilinear", "bicubic", "lanczos"))
+    mean: tuple[float, ...] = checked((), channels=True)
+    std: tuple[float, ...] = checked((), channels=True)
     methods: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ()
+    requires: tuple[str, ...] = checked((), choices=REQUIRES)
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Pictures: where they come from, how many (0: all) and which.
+    """Images: where they come from, how many (0: all) and which.
 
     ``path`` is a folder, a file or a name, where the source has no place of its own, ``names`` a text file for
-    ``choose = "listed"``. ``classes = "own"`` restricts the softmax to those of the data set. ``least_confidence``
-    leaves out, for each model, pictures to whose true class it gives a lower probability. ``models`` and ``metrics``
-    are what of the protocol belongs to these pictures, all where they are empty.
+    ``choose = "listed"``. ``class_subset = "own"`` restricts the softmax to the classes of the data set.
+    ``least_confidence`` leaves out, for each model, images to whose true class it gives a lower probability. ``models``
+    and ``metrics`` are what of the protocol belongs to these images, all where they are empty.
     """
 
-    source: str
-    label: str = ""
-    images: int = 0
-    choose: str = "first"
-    seed: int = 0
+    source: str = field(metadata={"choices": _source_words})
+    label: str = checked("", label=True)
+    images: int = checked(0, least=0)
+    choose: str = checked("first", choices=("first", "random", "per-class", "listed"))
+    seed: int = checked(0, least=0)
     path: str | None = None
     split: str | None = None
     names: str | None = None
-    class_subset: str | None = None
-    least_confidence: float | None = None
+    class_subset: str | None = checked(None, choices=("own",))
+    least_confidence: float | None = checked(None, probability=True)
     models: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """What is measured and how; ``reference`` is the row that others are tested against, ``unit`` pictures of a unit.
+    """What is measured and how; ``reference`` is the row that others are tested against.
 
-    ``target`` is the explained class, unless a metric has its own: ``pred``, ``label``, or ``given`` by the data.
+    ``target`` is the explained class, unless a metric has its own: ``pred``, ``label``, or ``given`` by the data. The
+    other settings are those of ``EvaluationConfig``; sizes that are left out follow from device and memory.
     """
 
-    metrics: tuple[str, ...]
-    target: str = "pred"
-    seeds: tuple[int, ...] = (0,)
+    metrics: tuple[str, ...] = field(metadata={"filled": True})
+    target: str = checked("pred", choices=_config_choices("target"))
+    seeds: tuple[int, ...] = checked((0,), filled=True, least=0, unique=True)
     reference: str | None = None
     controls: bool = True
-    output: str = "logit"
-    precision: str = "float32"
-    interpolation: str = "bilinear"
-    tie_breaking: str = "random"
-    nan_policy: str = "exclude"
-    images_per_unit: int | None = None
-    batch_size: int | None = None
-    memory_gb: float | None = None
+    output: str = checked("logit", choices=_config_choices("output"))
+    precision: str = checked("float32", choices=_config_choices("precision"))
+    interpolation: str = checked("bilinear", choices=_config_choices("interpolation"))
+    tie_breaking: str = checked("random", choices=_config_choices("tie_breaking"))
+    nan_policy: str = checked("exclude", choices=_config_choices("nan_policy"))
+    images_per_unit: int | None = checked(None, least=1)
+    batch_size: int | None = checked(None, least=1)
+    memory_gb: float | None = checked(None, above=0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The table of all models together: what stands in its rows and columns; and the figures of a report."""
+
+    rows: str = checked("methods", choices=_AXES)
+    columns: tuple[str, ...] = checked(("models", "metrics"), choices=_AXES)
+    figures: tuple[str, ...] = checked((), choices=_figures)
 
 
 @dataclass(frozen=True)
@@ -143,26 +178,28 @@ class Published:
 class Protocol:
     """A protocol as it was read. ``data`` is its first data set, ``also`` are others of the same table.
 
-    ``methods`` are spellings by the label of their row; ``absent`` are rows of the paper that have none here, with the
+    ``methods`` are specs by the label of their row; ``absent`` are rows of the paper that have none here, with the
     reason. ``requires`` is what all of it needs before it can run: words of ``REQUIRES``.
     """
 
     name: str
     title: str
-    models: tuple[ModelSpec, ...]
+    models: tuple[ModelSpec, ...] = field(metadata={"filled": True})
     data: DataSpec
     evaluation: EvaluationSpec
-    methods: Mapping[str, str]
-    paper: str | None = None
+    methods: Mapping[str, str] = field(metadata={"filled": True})
+    paper: str | None = checked(None, choices=_papers)
     table: str | None = None
     note: str | None = None
-    requires: tuple[str, ...] = ()
+    requires: tuple[str, ...] = checked((), choices=REQUIRES)
     also: tuple[DataSpec, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
-    rows: str = "methods"
-    columns: tuple[str, ...] = ("models", "metrics")
-    figures: tuple[str, ...] = ()
+    layout: Layout = Layout()
     published: tuple[Published, ...] = ()
+
+    @property
+    def datasets(self) -> tuple[DataSpec, ...]:
+        return (self.data, *self.also)
 
     @property
     def cells(self) -> tuple[Published, ...]:
@@ -201,27 +238,32 @@ class Protocol:
         return with_models(self, tuple(model for model in self.models if not model.requires))
 
     def methods_of(self, model: ModelSpec) -> dict[str, str]:
-        """Return the spellings of the rows that a model has, by their labels."""
-        return {label: how for label, how in self.methods.items() if not model.methods or label in model.methods}
+        """Return the specs of the rows that a model has, by their labels."""
+        return {label: spec for label, spec in self.methods.items() if not model.methods or label in model.methods}
 
-    def parts(self) -> tuple[Protocol, ...]:
+    def per_dataset(self) -> tuple[Protocol, ...]:
         """Return one protocol per data set, each with its own models, metrics and cells, and nothing in ``also``."""
-        return tuple(self._part(data) for data in (self.data, *self.also))
-
-    def _part(self, data: DataSpec) -> Protocol:
-        return replace(
-            self,
-            data=data,
-            also=(),
-            models=tuple(model for model in self.models if not data.models or model.label in data.models),
-            evaluation=replace(self.evaluation, metrics=data.metrics or self.evaluation.metrics),
-            published=tuple(cell for cell in self.published if cell.data == data.label),
+        return tuple(
+            replace(
+                self,
+                data=data,
+                also=(),
+                models=tuple(model for model in self.models if not data.models or model.label in data.models),
+                evaluation=replace(self.evaluation, metrics=data.metrics or self.evaluation.metrics),
+                published=tuple(cell for cell in self.published if cell.data == data.label),
+            )
+            for data in self.datasets
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the protocol as plain data."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
-        return {"schema": SCHEMA, **plain}
+        return {"schema": SCHEMA, **_as_lists(dataclasses.asdict(self))}
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _as_lists(item) for key, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def shipped() -> list[str]:
@@ -231,30 +273,36 @@ def shipped() -> list[str]:
 
 def read(name_or_path: str | Path) -> Protocol:
     """Read a protocol that comes along, by its name, a file of one's own, or the JSON file that a report wrote."""
-    from vitreous.benchmark.protocol_io import read_file, read_record  # which know what is defined here
+    from vitreous.benchmark.protocol_io import read_json_file, read_toml_file  # which know what is defined here
 
-    known = shipped()
-    if isinstance(name_or_path, str) and name_or_path in known:
-        return read_file(_FOLDER / f"{name_or_path}.toml")
+    names = shipped()
+    if isinstance(name_or_path, str) and name_or_path in names:
+        return read_toml_file(_FOLDER / f"{name_or_path}.toml")
     path = Path(name_or_path)
     if not path.is_file():
-        what = one_line(repr(str(name_or_path)))[:200]
-        raise VitreousError(f"{what} is no file and no protocol that comes along{nearest(str(name_or_path), known)}")
-    return read_record(path) if path.suffix == ".json" else read_file(path)
+        text = one_line(repr(str(name_or_path)))[:200]
+        raise VitreousError(f"{text} is no file and no protocol that comes along{nearest(str(name_or_path), names)}")
+    return read_json_file(path) if path.suffix == ".json" else read_toml_file(path)
+
+
+def protocol_from_json(data: Any, where: str = "the protocol of the run") -> Protocol:
+    """Return the protocol that a run was begun with; ``where`` is what a complaint calls its file."""
+    from vitreous.benchmark.protocol_io import recorded_protocol
+
+    return recorded_protocol(data, where)
 
 
 def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:
     """Return the same protocol with another model, by any name that ``vt.load`` knows.
 
-    It prepares pictures as its own weights want, in another ``size`` if one is given. Rows and data sets are those of
+    It prepares images as its own weights want, in another ``size`` if one is given. Rows and data sets are those of
     the model with the most rows, of those that can run. Published cells stay as they are: they are those of others.
     """
     like = _fullest(protocol)
-    sets = [each for each in (protocol.data, *protocol.also) if not each.models or like.label in each.models]
-    sets = [replace(set_, models=()) for set_ in sets]
+    data, *also = [replace(d, models=()) for d in protocol.datasets if not d.models or like.label in d.models]
     needs = tuple(word for word in protocol.requires if word not in ("weights", "training"))
     model = ModelSpec(label=name, name=name, size=size, methods=like.methods)
-    return replace(protocol, models=(model,), data=sets[0], also=tuple(sets[1:]), requires=needs)
+    return replace(protocol, models=(model,), data=data, also=tuple(also), requires=needs)
 
 
 def add_model(protocol: Protocol, model: str | ModelSpec, size: int | None = None) -> Protocol:
@@ -263,13 +311,11 @@ def add_model(protocol: Protocol, model: str | ModelSpec, size: int | None = Non
     if isinstance(model, str):
         model = ModelSpec(label=model, name=model, size=size, methods=like.methods)
     label = model.label
-
-    def seen(data: DataSpec) -> DataSpec:
-        known = like.label in data.models and label not in data.models
-        return replace(data, models=(*data.models, label)) if known else data
-
-    also = tuple(seen(each) for each in protocol.also)
-    return replace(protocol, models=(*protocol.models, model), data=seen(protocol.data), also=also)
+    data, *also = (
+        replace(d, models=(*d.models, label)) if like.label in d.models and label not in d.models else d
+        for d in protocol.datasets
+    )
+    return replace(protocol, models=(*protocol.models, model), data=data, also=tuple(also))
 
 
 def _fullest(protocol: Protocol) -> ModelSpec:
@@ -281,20 +327,7 @@ def _fullest(protocol: Protocol) -> ModelSpec:
 def with_models(protocol: Protocol, models: tuple[ModelSpec, ...]) -> Protocol:
     """Return a protocol with some of its models, and the data sets that belong to them."""
     labels = [model.label for model in models]
-    sets = [each for each in (protocol.data, *protocol.also) if not each.models or set(labels) & set(each.models)]
-    if not sets:
+    datasets = [data for data in protocol.datasets if not data.models or set(labels) & set(data.models)]
+    if not datasets:
         raise VitreousError(f"{protocol.name} has no data for {', '.join(labels)}")
-    return replace(protocol, models=models, data=sets[0], also=tuple(sets[1:]))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
-
-
-def protocol_of_json(data: Any, where: str = "the protocol of the run") -> Protocol:
-    """Return the protocol that a run was begun with; ``where`` is what a complaint calls its file."""
-    from vitreous.benchmark.protocol_io import recorded_protocol
-
-    return recorded_protocol(data, where)
+    return replace(protocol, models=models, data=datasets[0], also=tuple(datasets[1:]))

@@ -1,200 +1,282 @@
-"""From the text of a protocol file to a ``Protocol``: every key, type, word and spelling is checked."""
+"""Files that may be of others, as records: JSON of bounded size and depth, and dataclasses with every value checked.
+
+From the text of a protocol file to a ``Protocol``: every key, type, choice and spec is checked. Every complaint is one
+line that names the file, the key and the value.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitreous import io as disk
-from vitreous.benchmark.protocol import (
-    CHOOSE,
-    PRECISIONS,
-    REQUIRES,
-    SCHEMA,
-    SOURCES,
-    DataSpec,
-    EvaluationSpec,
-    ModelSpec,
-    Protocol,
-    Published,
-)
-from vitreous.benchmark.records import Checker, parse_json
+from vitreous.benchmark.protocol import SCHEMA, ModelSpec, Protocol, Published
 from vitreous.errors import VitreousError, nearest, one_line
 
-__all__ = ["read_file", "read_record", "recorded_protocol"]
+__all__ = ["Checker", "parse_json", "read_json", "read_json_file", "read_toml_file", "recorded_protocol"]
 
-_AXES = ("methods", "metrics", "models", "data")
-_MOST_BYTES = 2**24
 T = TypeVar("T")
 
+_MOST_BYTES, _MOST_PROTOCOL_BYTES = 2**30, 2**24
+_FREE_VALUES, _LEAST_BYTES = 2**20, 6  # each further value has a line of its own in what is written here
+_MOST_DEPTH = 64
+_MOST_INTEGER = 2**63
+_MOST_LISTED = 20
+_TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
-def read_file(path: Path) -> Protocol:
-    """Read one protocol file."""
-    file = _File(path)
-    file.told = file.toml()
-    return file.protocol()
 
-
-def read_record(path: Path) -> Protocol:
-    """Read the protocol of a run as its report wrote it, in JSON; it may lack rows of which there are printed cells."""
-    file = _File(path)
+def read_json(path: Path, *, most: int = _MOST_BYTES) -> Any:
+    """Return what a JSON file of a run holds; without any file it is a ``FileNotFoundError``."""
     try:
-        told = parse_json(file.content().encode())
+        return parse_json(disk.read_file(path, most))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
+    except ValueError as error:
+        raise VitreousError(one_line(f"{path} cannot be read: {error}"[:500])) from None
+
+
+def parse_json(content: bytes, *, finite: bool = True) -> Any:
+    """Return what JSON text holds; a ``ValueError`` says why it is none, or too large or deep to be one of a run.
+
+    Values are counted before they are made: a few bytes of text can be many of memory.
+    """
+    values = sum(map(content.count, (b",", b"[", b"{")))
+    if values > max(_FREE_VALUES, len(content) // _LEAST_BYTES):
+        raise ValueError(f"it has {values} values in {len(content)} bytes, which no file of a run has")
+    try:
+        data = json.loads(content.decode("utf-8"), parse_constant=_refuse_constant if finite else None)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {_MOST_DEPTH} deep") from None
+    layer, depth = [data], 0
+    while layer := [value for value in layer if isinstance(value, dict | list)]:
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"it is nested more than {_MOST_DEPTH} deep")
+        layer = [item for value in layer for item in (value.values() if isinstance(value, dict) else value)]
+    return data
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no finite number")
+
+
+# -- rules of fields: a complaint about one value, or nothing --------------------------------------------------
+
+
+def _not_among(word: str, choices: Any) -> str:
+    options: Collection[str] = choices() if callable(choices) else choices
+    if word in options:
+        return ""
+    listed = ", ".join(options) if len(options) <= _MOST_LISTED else f"{len(options)} are known"
+    return f"is not one of {listed}{nearest(word, options)}"
+
+
+def _no_label(text: str, rule: bool) -> str:
+    visible = text == "" or (text.isprintable() and text.strip())  # an empty default says that there is no label
+    return "" if visible else "a label is one line of characters that can be seen"
+
+
+def _twice(values: Sequence[Any], rule: bool) -> str:
+    again = next((value for at, value in enumerate(values) if value in values[:at]), None)
+    return "" if again is None else f"{again!r} is given twice"
+
+
+_VALUE_RULES: dict[str, Callable[[Any, Any], str]] = {
+    "choices": _not_among,
+    "label": _no_label,
+    "least": lambda number, least: "" if number >= least else f"must be at least {least}",
+    "most": lambda number, most: "" if number <= most else f"must be from 1 to {most}",
+    "above": lambda number, bound: "" if number > bound else f"must be above {bound}",
+    "probability": lambda number, rule: "" if 0 < number <= 1 else "is a probability, above 0 and at most 1",
+}
+_LIST_RULES: dict[str, Callable[[Any, Any], str]] = {
+    "filled": lambda values, rule: "" if values else "is empty",
+    "unique": _twice,
+    "channels": lambda values, rule: "" if len(values) in (0, 3) else "must be three numbers, one per channel",
+}
+
+
+class Checker:
+    """Makes records of the data of one file. ``strict`` files, written by hand, have no blank texts.
+
+    Their whole numbers become floats where a number is asked for; data of a run stay as they are, since their digests
+    are of the text.
+    """
+
+    def __init__(self, path: str | Path, *, strict: bool = False) -> None:
+        self.path, self.strict = path, strict
+
+    def wrong(self, key: str, value: Any, complaint: str) -> VitreousError:
+        text = one_line(repr(value))
+        text = text if len(text) < 120 else text[:117] + "..."
+        return VitreousError(f"{self.path}: {key} = {text}: {complaint}")
+
+    def choice(self, key: str, value: str, choices: Collection[str]) -> None:
+        if complaint := _not_among(value, choices):
+            raise self.wrong(key, value, complaint)
+
+    def record(self, kind: type[T], data: Any, where: str = "") -> T:
+        """Return a dataclass with the fields of a table."""
+        if not isinstance(data, dict):
+            raise self.wrong(where or "the file", data, "must be a table")
+        hints = get_type_hints(kind)
+        fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        dot = f"{where}." if where else ""
+        values = {}
+        for key, value in data.items():
+            if key not in fields:
+                raise self.wrong(f"{dot}{one_line(key)}", value, f"unknown key{nearest(key, fields)}")
+            values[key] = self.value(value, hints[key], f"{dot}{key}")
+            self._hold(fields[key].metadata, values[key], f"{dot}{key}")
+        for field in fields.values():
+            if field.default is MISSING and field.default_factory is MISSING and field.name not in data:
+                raise VitreousError(f"{self.path}: {dot}{field.name} is missing")
+        try:
+            return kind(**values)
+        except VitreousError as error:
+            raise VitreousError(f"{self.path}: {where}: {error}") from None
+
+    def _hold(self, rules: Mapping[str, Any], value: Any, key: str) -> None:
+        """Refuse a value that the rules of its field do not allow; without a value there is none to refuse."""
+        if value is None:
+            return
+        for name, rule in rules.items():
+            is_list_rule = name in _LIST_RULES
+            hold = _LIST_RULES.get(name) or _VALUE_RULES.get(name)
+            for item in value if isinstance(value, tuple) and not is_list_rule else (value,):
+                if hold is not None and (complaint := hold(item, rule)):
+                    raise self.wrong(key, list(item) if is_list_rule else item, complaint)
+
+    def value(self, value: Any, kind: Any, key: str) -> Any:
+        """Return a value as its field wants it."""
+        origin, inner = get_origin(kind), get_args(kind)
+        if kind is Any:
+            return value
+        if origin in (Union, types.UnionType):
+            return None if value is None else self.value(value, inner[0], key)  # the other kind is None
+        if origin is tuple:
+            return self._tuple(value, inner, key)
+        if origin is not None and issubclass(origin, Mapping):
+            if not isinstance(value, dict):
+                raise self.wrong(key, value, "must be a table")
+            return {name: self.value(item, inner[1], f"{key}.{one_line(repr(name))}") for name, item in value.items()}
+        if dataclasses.is_dataclass(kind):
+            return self.record(kind, value, key)  # type: ignore[arg-type]
+        return self._scalar(value, kind, key)
+
+    def _tuple(self, value: Any, inner: tuple[Any, ...], key: str) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise self.wrong(key, value, "must be a list")
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(kinds) != len(value):
+            raise self.wrong(key, value, f"must have {len(kinds)} values")
+        pairs = enumerate(zip(value, kinds, strict=True))
+        return tuple(self.value(item, kind, f"{key}[{number}]") for number, (item, kind) in pairs)
+
+    def _scalar(self, value: Any, kind: Any, key: str) -> Any:
+        if kind is float and type(value) is int and abs(value) < _MOST_INTEGER:
+            return float(value) if self.strict else value
+        if type(value) is not kind or (self.strict and kind is str and not value.strip()):
+            blank = ", and not empty" if value == "" else ""
+            raise self.wrong(key, value, f"must be {_TYPE_NAMES[kind]}{blank}")
+        if kind is float and not math.isfinite(value):
+            raise self.wrong(key, value, "must be finite")
+        if kind is int and abs(value) >= _MOST_INTEGER:
+            raise self.wrong(key, value, "is too large")
+        return value
+
+
+# -- protocols -------------------------------------------------------------------------------------------------
+
+
+def read_toml_file(path: Path) -> Protocol:
+    """Read a protocol that somebody wrote: everything it names must be known, and its parts must fit each other."""
+    check = Checker(path, strict=True)
+    data = _parse_toml(check)
+    scale = check.value(data.pop("scale", 1.0), float, "scale")
+    if not scale > 0:
+        raise check.wrong("scale", scale, "published numbers are divided by it")
+    if "name" in data:
+        raise check.wrong("name", data["name"], "unknown key; a protocol is called like its file")
+    protocol = _protocol(check, {"name": path.stem, **data})
+    label = protocol.data.label
+    published = tuple(replace(_scaled(cell, scale), data=cell.data or label) for cell in protocol.published)
+    protocol = replace(protocol, published=published)
+    _check_references(check, protocol)
+    return protocol
+
+
+def read_json_file(path: Path) -> Protocol:
+    """Read the protocol of a run as its report wrote it, in JSON; it may lack rows of which there are printed cells."""
+    check = Checker(path)
+    try:
+        data = parse_json(_content(check).encode())
     except ValueError as error:
         raise VitreousError(f"{path}: is no JSON: {one_line(str(error))}") from None
-    if not isinstance(told, dict) or told.pop("schema", None) != SCHEMA:
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise VitreousError(f"{path}: is no protocol of the schema {SCHEMA!r}")
-    file.told = _without_gaps(told)
-    return file.recorded()
+    return _protocol(check, _without_gaps(data))
 
 
 def recorded_protocol(data: Any, where: str) -> Protocol:
     """Return the protocol that the manifest of a run holds as data; ``where`` is what complaints call the file."""
     if not isinstance(data, dict):
         raise VitreousError(f"{where}: is no table")
-    told = {key: value for key, value in data.items() if key != "schema"}
-    return _File(where, told).recorded()
+    return _protocol(Checker(where), {"schema": SCHEMA, **data})
 
 
-def _without_gaps(told: Any) -> Any:
+def _protocol(check: Checker, data: Mapping[str, Any]) -> Protocol:
+    """Return a protocol whose values are allowed one by one, and whose models have known rows."""
+    if data.get("schema") != SCHEMA:
+        raise check.wrong("schema", data.get("schema"), f"this version reads {SCHEMA}")
+    protocol = check.record(Protocol, {key: value for key, value in data.items() if key != "schema"})
+    rows = {**protocol.methods, **protocol.absent}
+    for at, model in enumerate(protocol.models):
+        for label in model.methods:
+            check.choice(f"models[{at}].methods", label, rows)
+        if model.resize is not None and model.resize < (model.size or 1):
+            raise check.wrong(f"models[{at}].resize", model.resize, f"must be at least {model.size}")
+    for where, dataset in _dataset_keys(protocol):
+        if dataset.choose == "listed" and dataset.names is None:
+            reason = "needs names, a text file with one picture per line"
+            raise check.wrong(f"{where}.choose", dataset.choose, reason)
+    return protocol
+
+
+def _content(check: Checker) -> str:
+    try:
+        return disk.read_file(check.path, _MOST_PROTOCOL_BYTES).decode()
+    except OSError as error:
+        raise VitreousError(f"{check.path}: cannot be read: {error.strerror}") from None
+
+
+def _parse_toml(check: Checker) -> dict[str, Any]:
+    try:
+        reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ModuleNotFoundError:
+        raise VitreousError(f"{check.path}: needs tomli on this Python: pip install 'vitreous[bench]'") from None
+    try:
+        data: dict[str, Any] = reader.loads(_content(check))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
+        raise VitreousError(f"{check.path}: is no TOML: {one_line(str(error))}") from None
+    return data
+
+
+def _without_gaps(data: Any) -> Any:
     """Leave out what says nothing: in JSON as it is written, what has no value is null, or an empty text."""
-    if isinstance(told, dict):
-        return {key: _without_gaps(each) for key, each in told.items() if each is not None and each != ""}
-    return [_without_gaps(each) for each in told] if isinstance(told, list) else told
-
-
-@dataclass(frozen=True)
-class _Layout:
-    rows: str = "methods"
-    columns: tuple[str, ...] = ("models", "metrics")
-    figures: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """The keys of a file that are no tables."""
-
-    schema: str
-    title: str
-    paper: str | None = None
-    table: str | None = None
-    note: str | None = None
-    requires: tuple[str, ...] = ()
-    scale: float = 1.0
-
-
-_TABLES = ("models", "data", "also", "evaluation", "methods", "absent", "layout", "published")
-
-
-class _File(Checker):
-    """One file; complaints name it."""
-
-    def __init__(self, path: str | Path, told: dict[str, Any] | None = None) -> None:
-        super().__init__(path, strict=told is None)
-        self.told: dict[str, Any] = told or {}
-
-    def protocol(self) -> Protocol:
-        told = self.told
-        whole = self.record(_Whole, {key: told[key] for key in told if key not in _TABLES}, "", also=_TABLES)
-        if whole.schema != SCHEMA:
-            raise self.wrong("schema", whole.schema, f"this version reads {SCHEMA}")
-        if not (whole.scale > 0 and math.isfinite(whole.scale)):
-            raise self.wrong("scale", whole.scale, "published numbers are divided by it")
-        layout = self.record(_Layout, self._table("layout"), "layout")
-        data = self.record(DataSpec, self._table("data", needed=True), "data")
-        cells = [replace(cell, data=cell.data or data.label) for cell in self._records(Published, "published")]
-        made = Protocol(
-            name=Path(self.path).stem,
-            title=whole.title,
-            models=self._records(ModelSpec, "models", least=1),
-            data=data,
-            evaluation=self.record(EvaluationSpec, self._table("evaluation", needed=True), "evaluation"),
-            methods=self._texts("methods", needed=True),
-            paper=whole.paper,
-            table=whole.table,
-            note=whole.note,
-            requires=whole.requires,
-            also=self._records(DataSpec, "also"),
-            absent=self._texts("absent"),
-            rows=layout.rows,
-            columns=layout.columns,
-            figures=layout.figures,
-            published=tuple(_scaled(cell, whole.scale) for cell in cells),
-        )
-        _Check(self, made).all()
-        return made
-
-    def recorded(self) -> Protocol:
-        """Return a protocol whose records are those of ``Protocol.to_json``."""
-        tables = {
-            "models": self._records(ModelSpec, "models", least=1),
-            "data": self.record(DataSpec, self._table("data", needed=True), "data"),
-            "also": self._records(DataSpec, "also"),
-            "evaluation": self.record(EvaluationSpec, self._table("evaluation", needed=True), "evaluation"),
-            "published": self._records(Published, "published"),
-            "methods": self._texts("methods", needed=True),
-            "absent": self._texts("absent"),
-        }
-        rest = {key: value for key, value in self.told.items() if key not in tables}
-        made = self.record(Protocol, rest, "", filled=tables)
-        check = _Check(self, made)
-        check.words()
-        for place, model in enumerate(made.models):
-            check.model(f"models[{place}]", model)
-        for where, data in check.sets():
-            check.data(where, data)
-        return made
-
-    def choice(self, key: str, value: str, known: Sequence[str] | Mapping[str, Any]) -> None:
-        if value not in known:
-            said = ", ".join(known) if len(known) <= 20 else f"{len(known)} are known"
-            raise self.wrong(key, value, f"is not one of {said}{nearest(value, known)}")
-
-    def content(self) -> str:
-        try:
-            return disk.read_file(self.path, _MOST_BYTES).decode()
-        except OSError as error:
-            raise VitreousError(f"{self.path}: cannot be read: {error.strerror}") from None
-
-    def toml(self) -> dict[str, Any]:
-        try:
-            reader = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        except ModuleNotFoundError:
-            raise VitreousError(f"{self.path}: needs tomli on this Python: pip install 'vitreous[bench]'") from None
-        try:
-            told: dict[str, Any] = reader.loads(self.content())
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
-            raise VitreousError(f"{self.path}: is no TOML: {one_line(str(error))}") from None
-        return told
-
-    def _table(self, key: str, needed: bool = False) -> dict[str, Any]:
-        if key not in self.told and needed:
-            raise VitreousError(f"{self.path}: [{key}] is missing")
-        told = self.told.get(key, {})
-        if not isinstance(told, dict):
-            raise self.wrong(key, told, f"must be a table, [{key}]")
-        return told
-
-    def _texts(self, key: str, needed: bool = False) -> dict[str, str]:
-        told = self._table(key, needed)
-        for label, text in told.items():
-            self.value(text, str, f"{key}.{one_line(repr(label))}")
-        if needed and not told:
-            raise VitreousError(f"{self.path}: [{key}] is empty")
-        return dict(told)
-
-    def _records(self, kind: type[T], key: str, least: int = 0) -> tuple[T, ...]:
-        told = self.told.get(key, [])
-        if not isinstance(told, list) or not all(isinstance(each, dict) for each in told):
-            raise self.wrong(key, told, f"must be a list of tables, [[{key}]]")
-        if len(told) < least:
-            raise VitreousError(f"{self.path}: [[{key}]] is missing")
-        return tuple(self.record(kind, each, f"{key}[{place}]") for place, each in enumerate(told))
+    if isinstance(data, dict):
+        return {key: _without_gaps(value) for key, value in data.items() if value is not None and value != ""}
+    return [_without_gaps(value) for value in data] if isinstance(data, list) else data
 
 
 def _scaled(cell: Published, scale: float) -> Published:
@@ -204,157 +286,82 @@ def _scaled(cell: Published, scale: float) -> Published:
     return replace(cell, value=cell.value / scale, printed=cell.value, error=error)
 
 
-class _Check:
-    """What a protocol's words mean, and whether its parts know each other."""
+def _dataset_keys(protocol: Protocol) -> list[tuple[str, Any]]:
+    return [("data", protocol.data), *((f"also[{at}]", data) for at, data in enumerate(protocol.also))]
 
-    def __init__(self, file: _File, protocol: Protocol) -> None:
-        self.file, self.protocol = file, protocol
-        self.labels = [model.label for model in protocol.models]
-        self.known_rows = {**protocol.methods, **protocol.absent}
 
-    def all(self) -> None:
-        self.words()
-        self._spellings()
-        for place, model in enumerate(self.protocol.models):
-            self.model(f"models[{place}]", model)
-        for where, data in self.sets():
-            self.data(where, data)
-            for label in data.models:
-                self.file.choice(f"{where}.models", label, self.labels)
-            for spec in data.metrics:
-                self.file.choice(f"{where}.metrics", spec, self.protocol.evaluation.metrics)
-        self._once("models", self.labels)
-        self._once("data", [data.label for data in (self.protocol.data, *self.protocol.also)])
-        self._cells()
+def _check_references(check: Checker, protocol: Protocol) -> None:
+    """Refuse labels and specs that nothing has, and what is there twice."""
+    from vitreous.methods import get_method
+    from vitreous.metrics import get_metric
 
-    def words(self) -> None:
-        from vitreous.registry.citations import PAPERS
-        from vitreous.results.table_plots import KINDS
+    for key, labels in (("methods", protocol.methods), ("absent", protocol.absent)):
+        for label in labels:
+            if complaint := _no_label(label or " ", True):
+                raise check.wrong(key, label, complaint)
+    for label in protocol.absent:
+        if label in protocol.methods:
+            raise check.wrong("absent", label, "is one of the methods")
+    if protocol.evaluation.reference is not None:
+        check.choice("evaluation.reference", protocol.evaluation.reference, protocol.methods)
+    for label, spec in protocol.methods.items():
+        _canonical(check, f"methods.{one_line(repr(label))}", spec, get_method)
+    metrics = protocol.evaluation.metrics
+    _check_unique(
+        check,
+        "evaluation.metrics",
+        [_canonical(check, f"evaluation.metrics[{at}]", spec, get_metric) for at, spec in enumerate(metrics)],
+    )
+    _check_unique(check, "models", [model.label for model in protocol.models])
+    _check_unique(check, "data", [data.label for data in protocol.datasets])
+    for where, data in _dataset_keys(protocol):
+        for label in data.models:
+            check.choice(f"{where}.models", label, [model.label for model in protocol.models])
+        for spec in data.metrics:
+            check.choice(f"{where}.metrics", spec, metrics)
+    _check_published(check, protocol)
 
-        made, judge, choice = self.protocol, self.protocol.evaluation, self.file.choice
-        if made.paper is not None:
-            choice("paper", made.paper, PAPERS)
-        for key, given, known in (
-            ("requires", made.requires, tuple(REQUIRES)),
-            ("layout.rows", (made.rows,), _AXES),
-            ("layout.columns", made.columns, _AXES),
-            ("layout.figures", made.figures, KINDS),
-            ("judge.target", (judge.target,), ("pred", "label", "given")),
-            ("judge.value", (judge.output,), ("logit", "prob", "logprob")),
-            ("judge.precision", (judge.precision,), PRECISIONS),
-            ("judge.upsample", (judge.interpolation,), ("bilinear", "nearest")),
-            ("judge.ties", (judge.tie_breaking,), ("random", "raster", "reverse_raster")),
-            ("judge.nonfinite", (judge.nan_policy,), ("exclude", "lowest", "raise")),
-            ("judge.reference", (judge.reference,) if judge.reference and self.file.strict else (), made.methods),
-        ):
-            for word in given:
-                choice(key, word, known)
-        for key, number in (("images_per_unit", judge.images_per_unit), ("batch_size", judge.batch_size)):
-            self._least(f"judge.{key}", number, 1)
-        if judge.memory_gb is not None and judge.memory_gb <= 0:
-            raise self.file.wrong("judge.memory", judge.memory_gb, "must be above 0, in GiB")
-        for key, count in (("metrics", len(judge.metrics)), ("seeds", len(judge.seeds))):
-            if not count:
-                raise self.file.wrong(f"judge.{key}", [], "is empty")
-        for place, seed in enumerate(judge.seeds):
-            self._least(f"judge.seeds[{place}]", seed, 0)
-        self._once("judge.seeds", judge.seeds)
 
-    def _spellings(self) -> None:
-        from vitreous.methods import get_method
-        from vitreous.metrics import get_metric
+def _canonical(check: Checker, key: str, spec: str, parse: Any) -> str:
+    try:
+        return str(parse(spec).spec)
+    except VitreousError as error:
+        raise check.wrong(key, spec, str(error)) from None
 
-        for key, labels in (("methods", self.protocol.methods), ("absent", self.protocol.absent)):
-            for label in labels:
-                self._label(key, label)
-        for label in self.protocol.absent:
-            if label in self.protocol.methods:
-                raise self.file.wrong("absent", label, "is one of the methods")
-        for label, spec in self.protocol.methods.items():
-            self._understood(f"methods.{one_line(repr(label))}", spec, get_method)
-        metrics = self.protocol.evaluation.metrics
-        meant = [
-            self._understood(f"judge.metrics[{place}]", metric, get_metric) for place, metric in enumerate(metrics)
-        ]
-        self._once("judge.metrics", meant)
 
-    def _understood(self, key: str, spec: str, understand: Any) -> str:
-        try:
-            return str(understand(spec).spec)
-        except VitreousError as error:
-            raise self.file.wrong(key, spec, str(error)) from None
+def _check_unique(check: Checker, key: str, values: Sequence[Any]) -> None:
+    for at, value in enumerate(values):
+        if value in values[:at]:
+            raise check.wrong(f"{key}[{at}]", value, "is given twice")
 
-    def _label(self, key: str, label: str) -> None:
-        if not label.isprintable() or not label.strip():
-            raise self.file.wrong(key, label, "a label is one line of characters that can be seen")
 
-    def model(self, where: str, model: ModelSpec) -> None:
-        self._label(f"{where}.label", model.label)
-        for word in model.requires:
-            self.file.choice(f"{where}.requires", word, REQUIRES)
-        for label in model.methods:
-            self.file.choice(f"{where}.methods", label, self.known_rows)
-        if model.crop is not None:
-            self.file.choice(f"{where}.crop", model.crop, ("center", "squash", "border"))
-        if model.interpolation is not None:
-            self.file.choice(
-                f"{where}.interpolation", model.interpolation, ("nearest", "bilinear", "bicubic", "lanczos")
-            )
-        self._least(f"{where}.size", model.size, 1)
-        self._least(f"{where}.resize", model.resize, model.size or 1)
-        for key, numbers in (("mean", model.mean), ("std", model.std)):
-            if len(numbers) not in (0, 3):
-                raise self.file.wrong(f"{where}.{key}", list(numbers), "must be three numbers, one per channel")
+def _check_published(check: Checker, protocol: Protocol) -> None:
+    seen = set()
+    for at, cell in enumerate(protocol.published):
+        where = f"published[{at}]"
+        if cell.value is None and cell.source is None:
+            raise VitreousError(f"{check.path}: {where} has neither a value nor a source")
+        if (cell.gain is None) != (cell.over is None):
+            raise VitreousError(f"{check.path}: {where}.gain and {where}.over belong together")
+        _check_labels(check, where, cell, protocol)
+        names = (cell.data, cell.model, cell.method, cell.metric)
+        if names in seen:
+            raise check.wrong(where, " / ".join(filter(None, names)), "is given twice")
+        seen.add(names)
 
-    def sets(self) -> list[tuple[str, DataSpec]]:
-        return [("data", self.protocol.data), *((f"also[{n}]", each) for n, each in enumerate(self.protocol.also))]
 
-    def data(self, where: str, data: DataSpec) -> None:
-        if data.label:
-            self._label(f"{where}.label", data.label)
-        self.file.choice(f"{where}.source", data.source, SOURCES)
-        self.file.choice(f"{where}.choose", data.choose, CHOOSE)
-        for key, number in (("images", data.images), ("seed", data.seed)):
-            self._least(f"{where}.{key}", number, 0)
-        if data.class_subset is not None:
-            self.file.choice(f"{where}.classes", data.class_subset, ("own",))
-        if data.least_confidence is not None and not 0 < data.least_confidence <= 1:
-            complaint = "is a probability, above 0 and at most 1"
-            raise self.file.wrong(f"{where}.least_confidence", data.least_confidence, complaint)
-        if data.choose == "listed" and data.names is None:
-            raise self.file.wrong(f"{where}.choose", data.choose, "needs names, a text file with one picture per line")
-
-    def _cells(self) -> None:
-        sets = {data.label: data for data in (self.protocol.data, *self.protocol.also)}
-        models = {model.label: model for model in self.protocol.models}
-        seen = set()
-        for place, cell in enumerate(self.protocol.published):
-            where, empty = f"published[{place}]", cell.value is None
-            if empty and cell.source is None:
-                raise VitreousError(f"{self.file.path}: {where} has neither a value nor a source")
-            self.file.choice(f"{where}.data", cell.data, sets)
-            data = sets[cell.data]
-            self.file.choice(f"{where}.metric", cell.metric, data.metrics or self.protocol.evaluation.metrics)
-            for key, label, known in (
-                ("model", cell.model, data.models or tuple(models)),
-                ("method", cell.method, models[cell.model].methods if cell.model in models else ()),
-            ):
-                if label or not empty:
-                    self.file.choice(f"{where}.{key}", label, known or self.known_rows)
-            if (cell.gain is None) != (cell.over is None):
-                raise VitreousError(f"{self.file.path}: {where}.gain and {where}.over belong together")
-            if cell.over is not None:
-                self.file.choice(f"{where}.over", cell.over, self.known_rows)
-            names = (cell.data, cell.model, cell.method, cell.metric)
-            if names in seen:
-                raise self.file.wrong(where, " / ".join(filter(None, names)), "is given twice")
-            seen.add(names)
-
-    def _least(self, key: str, number: int | None, least: int) -> None:
-        if number is not None and number < least:
-            raise self.file.wrong(key, number, f"must be at least {least}")
-
-    def _once(self, key: str, given: Sequence[Any]) -> None:
-        for place, each in enumerate(given):
-            if each in given[:place]:
-                raise self.file.wrong(f"{key}[{place}]", each, "is given twice")
+def _check_labels(check: Checker, where: str, cell: Published, protocol: Protocol) -> None:
+    """Refuse a printed cell of a data set, metric, model or row that is not in the protocol."""
+    datasets = {data.label: data for data in protocol.datasets}
+    models: dict[str, ModelSpec] = {model.label: model for model in protocol.models}
+    rows = (*protocol.methods, *protocol.absent)
+    check.choice(f"{where}.data", cell.data, datasets)
+    data = datasets[cell.data]
+    check.choice(f"{where}.metric", cell.metric, data.metrics or protocol.evaluation.metrics)
+    if cell.model or cell.value is not None:
+        check.choice(f"{where}.model", cell.model, data.models or models)
+    if cell.method or cell.value is not None:
+        model = models.get(cell.model)
+        check.choice(f"{where}.method", cell.method, (model.methods if model else ()) or rows)
+    if cell.over is not None:
+        check.choice(f"{where}.over", cell.over, rows)

@@ -1,36 +1,29 @@
-"""Mean ranks over images, the Friedman test, and Nemenyi's critical difference (Demsar 2006).
+"""Which methods are told apart, whether metrics agree, and what part of a score's uncertainty comes from seeds.
 
-Every image ranks the methods, the best of them first; equal scores share their mean rank. An image, or a group of rows
-that share one (the mean of its rows), is a block. Only blocks in which every method has a score count.
+*Ranks* (Demsar 2006): every image ranks the methods, the best of them first; equal scores share their mean rank. An
+image, or a group of rows that share one (the mean of its rows), is a block. Only blocks in which every method has a
+score count.
 
-Do two metrics put the methods in the same order? Spearman's rank correlation over methods.
-
-How much of a score's uncertainty comes from seeds, and how much from images.
-
-Scores of S seeds and n images are taken as ``x_si = mean + seed_s + image_i + rest_si``, all three random. The analysis
-of variance gives the mean squares and, from what they are expected to be, the three variances (Searle, Casella and
-McCulloch 1992): ``rest = MS_rest``, ``seed = (MS_seed - MS_rest) / n``, ``image = (MS_image - MS_rest) / S``. A
-negative estimate becomes zero, and is said to have been. The rest holds what a seed does to one image and not to the
-others (masks drawn anew for each of them): it too goes away with more seeds.
-
-The numbers of a run with several seeds are those of its ``averaged`` table.
+*Seeds*: scores of S seeds and n images are taken as ``x_si = mean + seed_s + image_i + residual_si``, all three random.
+The analysis of variance gives the mean squares and, from what they are expected to be, the three variances (Searle,
+Casella and McCulloch 1992): ``residual = MS_residual``, ``seed = (MS_seed - MS_residual) / n``, ``image = (MS_image -
+MS_residual) / S``. A negative estimate becomes zero, and is named. The residual holds what a seed does to one image
+and not to the others (masks drawn anew for each of them): it too goes away with more seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitreous.benchmark.significance import LEVEL
 from vitreous.errors import VitreousError
-from vitreous.methods.combinators import mean_ranks
 from vitreous.metrics import Metric
 from vitreous.metrics.bootstrap import Groups, interval, members, resampled
 from vitreous.metrics.curves import Array, Curve
@@ -38,21 +31,31 @@ from vitreous.metrics.similarity import rank_correlation
 from vitreous.results import ScoreTable
 
 __all__ = [
-    "Correlation",
+    "MetricCorrelation",
     "Ranks",
-    "Spread",
-    "averaged",
-    "blocks",
-    "correlations",
+    "VarianceComponents",
+    "average_seeds",
+    "correlate_metrics",
     "critical_difference",
     "friedman",
-    "groups_of",
-    "ranked",
-    "ranks",
+    "rank_methods",
+    "ranks_per_image",
     "seed_scores",
-    "spread",
-    "studentised_range",
+    "studentized_range",
+    "tied_groups",
+    "variance_components",
 ]
+
+_MOST_RESAMPLES = 2_000  # of every pair of metrics: enough for two quantiles
+_LEAST_METHODS = 3  # any two are in the same order, or in the opposite one
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise VitreousError("the statistics of a run need scipy; pip install 'vitreous[bench]'") from None
+    return stats
 
 
 @dataclass(frozen=True)
@@ -71,42 +74,46 @@ class Ranks:
     blocks: int
     dropped: int
     left_out: tuple[str, ...]
-    chi_square: float
-    p: float
-    critical: float
-    groups: tuple[tuple[str, ...], ...]
+    chi_square: float = math.nan
+    p: float = math.nan
+    critical: float = math.nan
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return asdict(self)
 
     def of(self, method: str) -> float:
         """Return the mean rank of a method; NaN if it was left out."""
         return self.mean[self.methods.index(method)] if method in self.methods else math.nan
 
+    def letters(self, method: str) -> str:
+        """Return one letter for each group that a method belongs to: methods that share one are not told apart."""
+        return "".join(chr(ord("a") + at % 26) for at, group in enumerate(self.groups) if method in group)
 
-def ranked(table: ScoreTable, metric: str) -> Ranks:
+
+def rank_methods(table: ScoreTable, metric: str) -> Ranks:
     """Rank the methods of a table in one metric."""
     scores = np.stack([table[name, metric] for name in table.methods], axis=1)
-    there = np.isfinite(scores).any(axis=0)
-    names = [name for name, has in zip(table.methods, there, strict=True) if has]
+    has_scores = np.isfinite(scores).any(axis=0)
+    names = [name for name, there in zip(table.methods, has_scores, strict=True) if there]
     left_out = tuple(name for name in table.methods if name not in names)
-    rows = np.where(np.isfinite(scores[:, there]), scores[:, there], np.nan)
-    means = blocks(rows, table.groups)
-    whole = means[~np.isnan(means).any(axis=1)]
-    if not names or not len(whole):
-        nothing, nan = (math.nan,) * len(names), math.nan
-        return Ranks(metric, tuple(names), nothing, 0, len(means), left_out, nan, nan, nan, ())
-    own = ranks(whole, table.higher_is_better[metric])
-    chi_square, p = friedman(own)
-    critical = critical_difference(len(names), len(whole)) if len(whole) > 1 and len(names) > 1 else math.nan
-    mean = own.mean(axis=0)
+    rows = np.where(np.isfinite(scores[:, has_scores]), scores[:, has_scores], np.nan)
+    means = _block_means(rows, table.groups)
+    complete = means[~np.isnan(means).any(axis=1)]
+    if not names or not len(complete):
+        return Ranks(metric, tuple(names), (math.nan,) * len(names), 0, len(means), left_out)
+    ranks = ranks_per_image(complete, table.higher_is_better[metric])
+    chi_square, p = friedman(ranks)
+    critical = critical_difference(len(names), len(complete)) if len(complete) > 1 and len(names) > 1 else math.nan
+    mean = ranks.mean(axis=0)
     order = np.argsort(mean, kind="stable")
-    ordered, places = tuple(names[at] for at in order), tuple(float(mean[at]) for at in order)
-    apart = groups_of(ordered, places, critical if p < LEVEL else math.inf)
-    return Ranks(metric, ordered, places, len(whole), len(means) - len(whole), left_out, chi_square, p, critical, apart)
+    methods, values = tuple(names[at] for at in order), tuple(float(mean[at]) for at in order)
+    groups = tied_groups(methods, values, critical if p < LEVEL else math.inf)
+    dropped = len(means) - len(complete)
+    return Ranks(metric, methods, values, len(complete), dropped, left_out, chi_square, p, critical, groups)
 
 
-def blocks(scores: Array, groups: Groups) -> Array:
+def _block_means(scores: Array, groups: Groups) -> Array:
     """Return the mean row of every group of ``[n, c]``; NaN where a row has none, so that columns stay paired."""
     if groups is None:
         return scores
@@ -116,60 +123,47 @@ def blocks(scores: Array, groups: Groups) -> Array:
     return np.asarray(sums / np.bincount(member)[:, None])
 
 
-def ranks(scores: Array, higher_is_better: bool = True) -> Array:
+def ranks_per_image(scores: Array, higher_is_better: bool = True) -> Array:
     """Return the rank of every column in each row of ``[n, k]``: 1 is the best, equal ones share their mean."""
-    signed = np.ascontiguousarray(-scores if higher_is_better else scores, np.float64)
-    shares = mean_ranks(torch.from_numpy(signed)[:, None]).numpy()[:, 0]
-    return np.asarray(1 + np.round(2 * shares * (scores.shape[1] - 1)) / 2)  # whole and half ranks, without rounding
+    return np.asarray(_scipy_stats().rankdata(-scores if higher_is_better else scores, axis=1))
 
 
-def friedman(own: Array) -> tuple[float, float]:
+def friedman(ranks: Array) -> tuple[float, float]:
     """Return Friedman's chi-square of ranks ``[n, k]``, corrected for ties, and its p-value.
 
     ``(k - 1) n sum_j (R_j - (k + 1) / 2)^2 / v`` with R_j the mean rank and v the mean over rows of ``sum_j (r_ij - (k
     + 1) / 2)^2``, which is ``k (k^2 - 1) / 12`` without ties. Zero, and p = 1, if all are tied everywhere. NaN from
-    fewer than two rows or columns.
+    fewer than two rows or columns. (``scipy.stats.friedmanchisquare`` refuses two methods.)
     """
-    n, k = own.shape
+    n, k = ranks.shape
     if n < 2 or k < 2:
         return math.nan, math.nan
-    centred = own - (k + 1) / 2
+    centred = ranks - (k + 1) / 2
     within = (centred**2).sum() / n
     if within == 0:
         return 0.0, 1.0
     chi_square = float((k - 1) * n * (centred.mean(axis=0) ** 2).sum() / within)
-    half = torch.tensor([(k - 1) / 2, chi_square / 2], dtype=torch.float64)
-    return chi_square, float(torch.special.gammaincc(half[0], half[1]))
+    return chi_square, float(_scipy_stats().chi2.sf(chi_square, k - 1))
 
 
 def critical_difference(methods: int, images: int, level: float = LEVEL) -> float:
     """Return Nemenyi's critical difference of mean ranks: ``q / sqrt(2) sqrt(k (k + 1) / (6 n))``."""
     if images < 1:
         raise VitreousError(f"images={images} must be at least 1")
-    return studentised_range(methods, level) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * images))
+    return studentized_range(methods, level) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * images))
 
 
 @cache
-def studentised_range(count: int, level: float = LEVEL) -> float:
-    """Return what the range of ``count`` standard normal numbers exceeds with this probability.
-
-    Solves ``count integral phi(x) (Phi(x) - Phi(x - q))^(count - 1) dx = 1 - level``: no table is needed, nor scipy.
-    """
+def studentized_range(count: int, level: float = LEVEL) -> float:
+    """Return what the range of ``count`` standard normal numbers exceeds with this probability."""
     if count < 2:
         raise VitreousError(f"{count} method has no range: there must be at least 2")
     if not 0 < level < 1:
         raise VitreousError(f"level={level} must lie between 0 and 1")
-    x = torch.linspace(-9, 9, 3601, dtype=torch.float64)
-    density, below = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi), torch.special.ndtr(x)
-    low, high = 0.0, 40.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        inside = density * (below - torch.special.ndtr(x - middle)) ** (count - 1)
-        low, high = (middle, high) if count * float(torch.trapezoid(inside, x)) < 1 - level else (low, middle)
-    return (low + high) / 2
+    return float(_scipy_stats().studentized_range.isf(level, count, math.inf))
 
 
-def groups_of(methods: Sequence[str], mean: Sequence[float], critical: float) -> tuple[tuple[str, ...], ...]:
+def tied_groups(methods: Sequence[str], mean: Sequence[float], critical: float) -> tuple[tuple[str, ...], ...]:
     """Return the longest runs of two or more methods, ordered by mean rank, whose ends differ by less than critical."""
     runs: list[tuple[int, int]] = []
     for start in range(len(methods)):
@@ -179,12 +173,8 @@ def groups_of(methods: Sequence[str], mean: Sequence[float], critical: float) ->
     return tuple(tuple(methods[start : stop + 1]) for start, stop in runs)
 
 
-_MOST = 2_000  # resamples of every pair of metrics: enough for two quantiles
-_LEAST = 3  # methods: any two are in the same order, or in the opposite one
-
-
 @dataclass(frozen=True)
-class Correlation:
+class MetricCorrelation:
     """Spearman's correlation of the scores of ``methods`` methods in two metrics, turned so that up is better.
 
     ``low`` and ``high``: 95 % bootstrap interval over images, all scores aggregated anew. It holds for these methods:
@@ -200,39 +190,42 @@ class Correlation:
     methods: int
 
     def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return asdict(self)
 
 
-def correlations(table: ScoreTable) -> tuple[Correlation, ...]:
+def correlate_metrics(table: ScoreTable) -> tuple[MetricCorrelation, ...]:
     """Return the correlation of all pairs of metrics, over the methods that have a score in both."""
     shape = len(table.metrics), len(table.methods)
     if shape[0] < 2:
         return ()
     cells = [table.judges[m].cell(table.parts[name, m]) for m in table.metrics for name in table.methods]
-    turned = np.array([1.0 if table.higher_is_better[m] else -1.0 for m in table.metrics])[:, None]
-    whole = np.array([[table.mean(name, m) for name in table.methods] for m in table.metrics]) * turned
-    boots = resampled(cells, min(_MOST, table.samples), table.seed, table.groups).reshape(-1, *shape) * turned
+    signs = np.array([1.0 if table.higher_is_better[m] else -1.0 for m in table.metrics])[:, None]
+    scores = np.array([[table.mean(name, m) for name in table.methods] for m in table.metrics]) * signs
+    samples = min(_MOST_RESAMPLES, table.samples)
+    resamples = resampled(cells, samples, table.seed, table.groups).reshape(-1, *shape) * signs
     units = len(table.images) if table.groups is None else len(set(table.groups))
-    found = []
+    correlations = []
     for i, j in combinations(range(shape[0]), 2):
-        both = np.isfinite(whole[[i, j]]).all(axis=0)
+        both = np.isfinite(scores[[i, j]]).all(axis=0)
         value = low = high = math.nan
-        if both.sum() >= _LEAST:
-            value = float(rank_correlation(whole[i : i + 1, both], whole[j : j + 1, both])[0])
+        if both.sum() >= _LEAST_METHODS:
+            value = float(rank_correlation(scores[i : i + 1, both], scores[j : j + 1, both])[0])
             if units > 1:
-                low, high = interval(rank_correlation(boots[:, i, both], boots[:, j, both]))
-        found.append(Correlation(table.metrics[i], table.metrics[j], value, low, high, int(both.sum())))
-    return tuple(found)
+                low, high = interval(rank_correlation(resamples[:, i, both], resamples[:, j, both]))
+        correlation = MetricCorrelation(table.metrics[i], table.metrics[j], value, low, high, int(both.sum()))
+        correlations.append(correlation)
+    return tuple(correlations)
 
 
 @dataclass(frozen=True)
-class Spread:
+class VarianceComponents:
     """The variance of the scores of a method in a metric, by where it comes from.
 
-    ``error`` is the standard error of the mean over all these seeds and images, ``sqrt(seed / S + image / n + rest /
-    (S n))``; ``share`` is the part of its square that more seeds would remove, ``(seed / S + rest / (S n)) / error^2``;
-    ``share_of_one`` the same for a table of a single seed. NaN where all scores are equal. ``clipped`` names the
-    variances whose estimate was below zero. ``images`` counts those (or groups) that have a score with every seed.
+    ``error`` is the standard error of the mean over all these seeds and images, ``sqrt(seed / S + image / n +
+    residual / (S n))``; ``share`` is the part of its square that more seeds would remove, ``(seed / S + residual / (S
+    n)) / error^2``; ``share_of_one`` the same for a table of a single seed. NaN where all scores are equal.
+    ``clipped`` names the variances whose estimate was below zero. ``images`` counts those (or groups) that have a score
+    with every seed.
     """
 
     method: str
@@ -242,60 +235,66 @@ class Spread:
     mean: float
     seed: float
     image: float
-    rest: float
-    error: float
-    share: float
-    share_of_one: float
+    residual: float
     clipped: tuple[str, ...]
 
+    @property
+    def error(self) -> float:
+        return math.sqrt(self._from_seeds(self.seeds) + self.image / self.images)
+
+    @property
+    def share(self) -> float:
+        return self._share(self.seeds)
+
+    @property
+    def share_of_one(self) -> float:
+        return self._share(1)
+
+    @property
+    def is_varying(self) -> bool:
+        """Whether the seed changes anything that four digits show."""
+        return math.sqrt(max(self.seed, self.residual)) >= 0.5e-4
+
+    def _from_seeds(self, seeds: int) -> float:
+        """The part of the squared standard error that more seeds would remove."""
+        return self.seed / seeds + self.residual / (seeds * self.images)
+
+    def _share(self, seeds: int) -> float:
+        total = self._from_seeds(seeds) + self.image / self.images
+        return self._from_seeds(seeds) / total if total > 0 else math.nan
+
     def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        shares = {"error": self.error, "share": self.share, "share_of_one": self.share_of_one}
+        return {**asdict(self), **shares}
 
 
-def spread(scores: Array, method: str = "", metric: str = "", groups: Groups = None) -> Spread:
+def variance_components(scores: Array, method: str = "", metric: str = "", groups: Groups = None) -> VarianceComponents:
     """Return where the variance of scores ``[seeds, images]`` comes from; rows of a group are averaged first."""
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 2:
         raise VitreousError(f"scores are [seeds, images], not {list(scores.shape)}")
-    finite = np.where(np.isfinite(scores), scores, np.nan)
-    units = blocks(finite.T, groups)
-    x = units[~np.isnan(units).any(axis=1)].T
+    blocks = _block_means(np.where(np.isfinite(scores), scores, np.nan).T, groups)
+    x = blocks[~np.isnan(blocks).any(axis=1)].T
     seeds, images = x.shape
     if seeds < 2 or images < 2:
         of = f" of {method} in {metric}" if method else ""
-        raise VitreousError(
-            f"{seeds} seeds and {images} images with a score in each{of}: variances need two of both, at least"
-        )
-    whole, by_seed, by_image = x.mean(), x.mean(axis=1, keepdims=True), x.mean(axis=0, keepdims=True)
-    of_seed = images * ((by_seed - whole) ** 2).sum() / (seeds - 1)
-    of_image = seeds * ((by_image - whole) ** 2).sum() / (images - 1)
-    rest = ((x - by_seed - by_image + whole) ** 2).sum() / ((seeds - 1) * (images - 1))
-    raw = {"seed": (of_seed - rest) / images, "image": (of_image - rest) / seeds}
+        counts = f"{seeds} seeds and {images} images with a score in each{of}"
+        raise VitreousError(f"{counts}: variances need two of both, at least")
+    mean, by_seed, by_image = x.mean(), x.mean(axis=1, keepdims=True), x.mean(axis=0, keepdims=True)
+    ms_seed = images * ((by_seed - mean) ** 2).sum() / (seeds - 1)
+    ms_image = seeds * ((by_image - mean) ** 2).sum() / (images - 1)
+    residual = ((x - by_seed - by_image + mean) ** 2).sum() / ((seeds - 1) * (images - 1))
+    estimates = {"seed": (ms_seed - residual) / images, "image": (ms_image - residual) / seeds, "residual": residual}
     rounding = 1e-24 * float((x**2).mean())  # of numbers that are equal but for their last bits
-    seed, image, rest = (0.0 if each < rounding else float(each) for each in (*raw.values(), rest))
-    return Spread(
+    return VarianceComponents(
         method=method,
         metric=metric,
         seeds=seeds,
         images=images,
-        mean=float(whole),
-        seed=seed,
-        image=image,
-        rest=rest,
-        error=math.sqrt(_squared(seed, image, rest, seeds, images)),
-        share=_share(seed, image, rest, seeds, images),
-        share_of_one=_share(seed, image, rest, 1, images),
-        clipped=tuple(name for name, each in raw.items() if each < -rounding),
+        mean=float(mean),
+        clipped=tuple(name for name, value in estimates.items() if value < -rounding),
+        **{name: 0.0 if value < rounding else float(value) for name, value in estimates.items()},
     )
-
-
-def _squared(seed: float, image: float, rest: float, seeds: int, images: int) -> float:
-    return seed / seeds + image / images + rest / (seeds * images)
-
-
-def _share(seed: float, image: float, rest: float, seeds: int, images: int) -> float:
-    whole = _squared(seed, image, rest, seeds, images)
-    return _squared(seed, 0.0, rest, seeds, images) / whole if whole > 0 else math.nan
 
 
 def seed_scores(tables: Sequence[ScoreTable]) -> dict[tuple[str, str], Array]:
@@ -305,7 +304,7 @@ def seed_scores(tables: Sequence[ScoreTable]) -> dict[tuple[str, str], Array]:
     return {cell: np.stack([table[cell] for table in tables]) for cell in _shared_cells(tables)}
 
 
-def averaged(tables: Sequence[ScoreTable]) -> ScoreTable:
+def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
     """Return one table whose images have the mean of their scores over seeds; ``tables`` has one for each seed.
 
     Parts and curves of an image are averaged over the seeds with which it has a score, so that an image that lacks a
@@ -314,28 +313,21 @@ def averaged(tables: Sequence[ScoreTable]) -> ScoreTable:
     """
     if len(tables) == 1:
         return tables[0]
-    first, cells = tables[0], _shared_cells(tables)
+    first = tables[0]
     parts, curves, deviations = {}, {}, {}
-    for cell in cells:
-        judge, every = first.judges[cell[1]], np.stack([table.parts[cell] for table in tables])
+    for cell in _shared_cells(tables):
+        stacked = np.stack([table.parts[cell] for table in tables])
         there = np.stack([~np.isnan(table[cell]) for table in tables])
-        parts[cell] = _mean_over_seeds(every, there)
-        deviations[cell] = _deviation(judge, every, there)
+        parts[cell] = _mean_over_seeds(stacked, there)
+        deviations[cell] = _deviation_over_seeds(first.judges[cell[1]], stacked, there)
         curves[cell] = _mean_curves([table.curves.get(cell, {}) for table in tables])
-    counts = {name: [table.degenerate.get(name, {}) for table in tables] for name in first.methods}
-    return replace(
-        first,
-        parts=parts,
-        curves=curves,
-        degenerate={
-            name: {
-                kind: max(own.get(kind, 0) for own in count) for kind in dict.fromkeys(k for own in count for k in own)
-            }
-            for name, count in counts.items()
-        },
-        plan={**first.plan, "seed": [table.plan.get("seed") for table in tables]},
-        seed_sd=deviations,
-    )
+    degenerate = {}
+    for name in first.methods:
+        counts = [table.degenerate.get(name, {}) for table in tables]
+        kinds = dict.fromkeys(kind for count in counts for kind in count)
+        degenerate[name] = {kind: max(count.get(kind, 0) for count in counts) for kind in kinds}
+    plan = {**first.plan, "seed": [table.plan.get("seed") for table in tables]}
+    return replace(first, parts=parts, curves=curves, degenerate=degenerate, plan=plan, seed_sd=deviations)
 
 
 def _shared_cells(tables: Sequence[ScoreTable]) -> list[tuple[str, str]]:
@@ -352,21 +344,21 @@ def _mean_over_seeds(values: Array, there: Array) -> Array:
     return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
 
 
-def _deviation(judge: Metric, parts: Array, there: Array) -> float:
+def _deviation_over_seeds(metric: Metric, parts: Array, there: Array) -> float:
     """Return the standard deviation over seeds of the score of all images; NaN with fewer than two seeds."""
     begun = there.any(axis=1)  # a seed of which nothing is there yet must not hide the others
-    whole = there[begun].all(axis=0)
-    if begun.sum() < 2 or not whole.any():
+    complete = there[begun].all(axis=0)
+    if begun.sum() < 2 or not complete.any():
         return math.nan
-    cells = [judge.cell(own[whole]) for own in parts[begun]]
-    return float(np.std([aggregate(own, np.ones((1, len(own))))[0] for own, aggregate in cells], ddof=1))
+    cells = [metric.cell(values[complete]) for values in parts[begun]]
+    return float(np.std([aggregate(values, np.ones((1, len(values))))[0] for values, aggregate in cells], ddof=1))
 
 
 def _mean_curves(curves: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
     """Return curves by name, those of an image averaged over the seeds that have one of it."""
-    found = {}
-    for name in dict.fromkeys(name for own in curves for name in own):
-        known = [own[name] for own in curves if name in own]
-        every = np.stack([curve.y for curve in known])
-        found[name] = Curve(known[0].x, _mean_over_seeds(every, ~np.isnan(every).any(axis=2)))
-    return found
+    means = {}
+    for name in dict.fromkeys(name for by_name in curves for name in by_name):
+        same = [by_name[name] for by_name in curves if name in by_name]
+        stacked = np.stack([curve.y for curve in same])
+        means[name] = Curve(same[0].x, _mean_over_seeds(stacked, ~np.isnan(stacked).any(axis=2)))
+    return means

@@ -1,259 +1,44 @@
-"""The page of a report: what was measured, how sure it is, what it looks like, and how to make it again.
-
-Reports of a run: one page and its tables, from whatever is finished. ``docs/bench.md`` shows how.
-"""
+"""Reports of a run: one page and its tables, from whatever is finished. ``docs/bench.md`` shows how."""
 
 from __future__ import annotations
 
-import json
-import shlex
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitreous import io as disk
-from vitreous.benchmark.changes import Changes, apply_changes
-from vitreous.benchmark.collect import gather
-from vitreous.benchmark.data import Options
-from vitreous.benchmark.export import PROTOCOL, contents
-from vitreous.benchmark.protocol import Protocol, read, shipped
-from vitreous.benchmark.report_images import Sight, drawings, pictures
-from vitreous.benchmark.report_parts import card, document, escape, note, section
-from vitreous.benchmark.report_sections import (
-    agreement,
-    cost,
-    flags,
-    overview,
-    provenance,
-    ranks,
-    scores,
-    seeds,
-    tests,
-    unreadable,
+from vitreous.benchmark.changes import commands
+from vitreous.benchmark.data import ImageSource
+from vitreous.benchmark.report_images import Figures, Images, best_and_worst, draw_figures
+from vitreous.benchmark.reproduction import Reproduction
+from vitreous.benchmark.results import (
+    PROTOCOL_FILE,
+    ModelResult,
+    describe_run,
+    describe_state,
+    read_results,
+    result_files,
 )
-from vitreous.benchmark.reproduction import Ledger
-from vitreous.benchmark.run import BenchmarkRun
+from vitreous.benchmark.significance import LEVEL
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.summary import Finding
-from vitreous.errors import VitreousError, one_line
+from vitreous.benchmark.summary import Flag
+from vitreous.errors import VitreousError
+from vitreous.html import render
+from vitreous.methods import get_method
+from vitreous.registry.defaults import CONTROLS, display_name
+from vitreous.results.table import comma_separated
 
-__all__ = [
-    "Ledger",
-    "Report",
-    "SCHEMA",
-    "commands",
-    "findings_of",
-    "lead",
-    "page",
-    "report",
-    "state",
-]
-
-_MOST_SHOWN = 6
-"""Parts of a report that have pictures: a page must open on a phone."""
-
-
-def page(
-    findings: Sequence[Finding],
-    wanted: Mapping[str, Any],
-    sight: Sight,
-    ledger: Ledger | None,
-    *,
-    folder: str,
-    place: str,
-    version: str,
-    files: Sequence[str] = (),
-) -> str:
-    """Return the whole page; ``folder`` is that of the run, ``place`` that of the report."""
-    title = findings[0].protocol.title
-    several = len(findings) > 1
-    parts = [_part(finding, sight, number, several) for number, finding in enumerate(findings, 1)]
-    whole = [
-        overview(findings),
-        "" if ledger is None else ledger.html(),
-        *parts,
-        unreadable(findings),
-        provenance(findings, wanted, version),
-        _again(findings[0], wanted, folder, files, place),
-    ]
-    links = [("overview", "whole table"), ("ledger", "beside the paper"), *_links(findings)]
-    links += [(name, name) for name in ("unreadable", "settings", "again")]
-    there = [(anchor, word) for anchor, word in links if any(f'id="{anchor}"' in each for each in whole)]
-    bar = "".join(f'<a href="#{anchor}">{escape(word)}</a>' for anchor, word in there)
-    said = f"{lead(findings)} {state(findings)}".strip()
-    top = f'<h1>{escape(title)}</h1>\n<p class="lead">{escape(said)}</p>\n<nav>{bar}</nav>'
-    return document(title, "\n".join([top, *(each for each in whole if each)]))
-
-
-def _links(findings: Sequence[Finding]) -> list[tuple[str, str]]:
-    if len(findings) > 1:
-        return [(f"m{number}", finding.name) for number, finding in enumerate(findings, 1)]
-    words = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
-    return [] if findings[0].empty else [(f"m1-{word}", word) for word in words]
-
-
-def _part(finding: Finding, sight: Sight, number: int, several: bool) -> str:
-    at = f"m{number}"
-    if finding.empty:
-        inside = card(note(f"{finding.name}: nothing is finished yet."))
-    else:
-        shown = pictures(finding, sight, f"{at}-pictures") if number <= _MOST_SHOWN else ""
-        inside = "\n".join(
-            [
-                scores(finding, f"{at}-scores"),
-                ranks(finding, f"{at}-ranks"),
-                drawings(finding, f"{at}-figures"),
-                tests(finding, f"{at}-differences"),
-                agreement(finding, f"{at}-metrics"),
-                flags(finding, f"{at}-flags"),
-                cost(finding, f"{at}-cost"),
-                seeds(finding, f"{at}-seeds"),
-                shown,
-            ]
-        )
-    return f'<div class="part" id="{at}"><h2>{escape(finding.name)}</h2>\n{inside}</div>' if several else inside
-
-
-def lead(findings: Sequence[Finding]) -> str:
-    """Return in one sentence what was measured."""
-    methods = {name for finding in findings for name in finding.rows}
-    metrics = {name for finding in findings for name in finding.gathered.setting.metrics}
-    models = list(dict.fromkeys(finding.gathered.label for finding in findings))
-    protocol = findings[0].protocol
-    sets = [each.label or each.source for each in (protocol.data, *protocol.also)]
-    largest = max(findings, key=lambda each: len(each.table.images)).table
-    count = _count(len(largest.images), "picture")
-    count += f" in {_count(len(set(largest.groups)), 'group')}" if largest.groups is not None else ""
-    explained = {"pred": "the predicted class", "label": "the true class"}.get(
-        protocol.evaluation.target, "a given class"
-    )
-    many = f"{len(findings[0].gathered.seeds)} seeds" if len(findings[0].gathered.seeds) > 1 else "one seed"
-    seen = f"{explained} of {count} ({', '.join(sets)})"
-    who = models[0] if len(models) == 1 else _count(len(models), "model")
-    judges = f"{_count(len(metrics), 'metric')} judge{'s' * (len(metrics) == 1)} them"
-    return f"{_count(len(methods), 'method')} explain {seen} as seen by {who}, and {judges}; {many}."
-
-
-def state(findings: Sequence[Finding]) -> str:
-    """Return how much of it is finished and whether versions are mixed, in words; nothing where all is as it should."""
-    return " ".join(filter(None, (_unfinished(findings), _mixed(findings))))
-
-
-def _mixed(findings: Sequence[Finding]) -> str:
-    """Name the versions of Vitreous that the numbers are from, where there are several."""
-    counts: Counter[str] = Counter()
-    for finding in findings:
-        for _, _, _, _, said in finding.gathered.facts["done"]:
-            counts[said.get("versions", {}).get("vitreous", "unknown")] += 1
-    if len(counts) < 2:
-        return ""
-    told = ", ".join(f"{count} of Vitreous {version}" for version, count in counts.most_common())
-    return f"Units are from several versions: {told}; units.csv says which."
-
-
-def _unfinished(findings: Sequence[Finding]) -> str:
-    wanted, missing = (
-        sum(getattr(finding.gathered.missing, what) for finding in findings) for what in ("wanted", "cells")
-    )
-    if not missing:
-        return ""
-    lost = sorted({name for finding in findings for name in finding.gathered.missing.metrics})
-    more = f" Nothing yet of {', '.join(lost)}." if lost else ""
-    share = f"{missing} of {wanted} cells ({100 * missing / wanted:.0f} %)"
-    return f"Unfinished: {share} are missing, and this is what is there.{more}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
-
-
-def commands(
-    protocol: Protocol, wanted: Mapping[str, Any], folder: str, threads: int = 1, file: str = PROTOCOL
-) -> list[str]:
-    """Return the commands that make the run and its report again, also in another folder.
-
-    A protocol that comes along is named, with what was changed of it as options; any other one, and changes that no
-    options can say, are read from ``file``, where the report has the whole protocol.
-    """
-    changes = _options_of(protocol)
-    words = ["vitreous", "bench", "run", file if changes is None else protocol.name, "--out", folder]
-    given = wanted.get("data") or {}
-    pairs = given.items() if isinstance(given, Mapping) else [("", str(given))]
-    for place in [f"{label}={place}" if label else place for label, place in pairs]:
-        words += ["--data", place]
-    words += changes or []
-    if wanted.get("images") is not None:
-        words += ["--images", str(wanted["images"])]
-    for label, weights in (wanted.get("checkpoint") or {}).items():
-        words += ["--checkpoint", f"{label}={weights}"]
-    words += ["--threads", str(threads)] if threads != 1 else []
-    return [shlex.join(words), shlex.join(["vitreous", "bench", "report", folder])]
-
-
-def _options_of(ran: Protocol) -> list[str] | None:
-    """Return the options that make a protocol of the one that comes along; ``None`` where none do."""
-    if ran.name not in shipped():
-        return None
-    usual = read(ran.name)
-    models = [] if set(_labels(ran)) <= set(_labels(usual)) and _labels(ran) else _labels(ran)
-    size = next((model.size for model in ran.models if model.label in models), None)
-    seeds = [] if ran.evaluation.seeds == usual.evaluation.seeds else list(map(str, ran.evaluation.seeds))
-    precision = None if ran.evaluation.precision == usual.evaluation.precision else ran.evaluation.precision
-    for methods in _ways(list(ran.methods), list(usual.methods)):
-        for metrics in _ways(list(ran.evaluation.metrics), list(usual.evaluation.metrics)):
-            tried = Changes(methods, metrics, seeds, models, size, precision)
-            if _makes(usual, tried, ran):
-                return _in_words(tried)
-    return None
-
-
-def _labels(protocol: Protocol) -> list[str]:
-    return [model.label for model in protocol.models]
-
-
-def _ways(ran: list[str], usual: list[str]) -> list[list[str]]:
-    """Return what may make one list of another: nothing, what was added and removed, or all of it by name."""
-    added, removed = ([each for each in one if each not in other] for one, other in ((ran, usual), (usual, ran)))
-    ways = [[*(f"-{each}" for each in removed), *(f"+{each}" for each in added)], ran]
-    return ways if len(removed) < len(usual) else ways[1:]
-
-
-def _makes(usual: Protocol, changes: Changes, ran: Protocol) -> bool:
-    """Whether these changes of a protocol give just what was run, in its order."""
-    try:
-        made = apply_changes(usual, changes)[0].runnable()
-    except VitreousError:
-        return False
-    return json.dumps(made.to_json()) == json.dumps(ran.runnable().to_json())
-
-
-def _in_words(changes: Changes) -> list[str]:
-    """Return changes as options; a value that begins with a minus is joined to its option."""
-    words = []
-    for option, texts in (
-        ("--model", changes.models),
-        ("--method", changes.methods),
-        ("--metric", changes.metrics),
-        ("--seed", changes.seeds),
-    ):
-        for text in texts:
-            words += [f"{option}={text}"] if text.startswith("-") else [option, text]
-        if option == "--model" and changes.size is not None:
-            words += ["--img-size", str(changes.size)]
-    return [*words, "--precision", changes.precision] if changes.precision is not None else words
-
-
-def _again(finding: Finding, wanted: Mapping[str, Any], folder: str, files: Sequence[str], place: str) -> str:
-    file = str(Path(place).resolve() / PROTOCOL)
-    told = "\n".join(commands(finding.protocol, wanted, folder, finding.gathered.setting.threads, file))
-    named = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in files)
-    beside = f'<div><p class="note">Beside this page: {named}.</p></div>' if files else ""
-    return section("again", "Again", "", f"<pre>{escape(told)}</pre>{beside}")
-
+__all__ = ["SCHEMA", "Report", "report"]
 
 SCHEMA = "vitreous.report/1"
+_MOST_WITH_IMAGES = 6
+"""Models of a report that have pictures: a page must open on a phone."""
+_AXES = ("data", "models", "methods", "metrics")
+_MODEL_SECTIONS = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
+_LONGEST = 20  # letters of a name in a diagram
 
 
 @dataclass(frozen=True)
@@ -265,8 +50,8 @@ class Report:
     lead: str
     state: str
     notes: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    ledger: Ledger | None
+    results: tuple[ModelResult, ...]
+    reproduction: Reproduction | None
 
     @property
     def page(self) -> Path:
@@ -283,60 +68,271 @@ def report(
 ) -> Report:
     """Write the report of a run, finished or not, into ``out`` (by default, ``report`` inside the run's folder).
 
-    ``reference`` is the row that others are tested against, if not the protocol's. ``data`` is where the pictures are
-    now; where they cannot be opened, the report has no pictures in it, and says so. A report of ours that is there
+    ``reference`` is the row that others are tested against, if not the protocol's. ``data`` is where the images are
+    now; where they cannot be opened, the report has no images in it, and says so. A report of ours that is there
     already is replaced, anything else is not.
     """
     store = Store.open(run)
     folder = Path(run) / "report" if out is None else Path(out)
     disk.check_folder(folder, overwrite)
-    manifest = store.manifest()
-    assert manifest is not None
+    manifest = store.manifest() or {}
+    results, source = read_results(store, reference=reference, data=data)
     wanted = manifest["wanted"]
-    findings, sight = findings_of(store, reference=reference, data=data)
-    ledger = Ledger.of(findings, wanted) if findings[0].protocol.cells else None
-    files = contents(findings, ledger)
-    notes = (
-        []
-        if "scores.parquet" in files
-        else ["no scores.parquet: pyarrow is not installed (pip install 'vitreous[bench]')"]
+    reproduction = Reproduction.of(results, wanted) if results[0].protocol.cells else None
+    files = result_files(results)
+    if reproduction is not None:
+        files["reproduction.csv"] = comma_separated(reproduction.rows).encode(errors="surrogateescape")
+        files["reproduction.md"] = reproduction.to_markdown().encode(errors="surrogateescape")
+    notes = [f"no pictures in the report: {source.why}"] if source.why else []
+    if "scores.parquet" not in files:
+        notes.insert(0, "no scores.parquet: pyarrow is not installed (pip install 'vitreous[bench]')")
+    lead, state = describe_run(results), describe_state(results)
+    file = str(folder.resolve() / PROTOCOL_FILE)
+    protocol, threads = results[0].protocol, results[0].scores.config.threads
+    page = render(
+        "benchmark.html",
+        title=protocol.title,
+        lead=f"{lead} {state}".strip(),
+        links=_links(results),
+        overview=_overview(results),
+        reproduction=reproduction,
+        models=[_model(result, source, number) for number, result in enumerate(results)],
+        unreadable={name: why for result in results for name, why in result.scores.unreadable.items()},
+        settings=[("Run", _run_facts(results, manifest)), *((r.name, _model_facts(r)) for r in results)],
+        commands=commands(protocol, wanted, str(run), threads, file),
+        files=tuple(files),
+        controls=CONTROLS,
+        level=LEVEL,
+        nan=math.nan,
+        display_name=display_name,
+        shorten=_shorten,
+        short_duration=_short_duration,
     )
-    notes += [f"no pictures in the report: {sight.why}"] if sight.why else []
-    names = tuple(files)
-    where = {"folder": str(run), "place": str(folder)}
-    html = page(findings, wanted, sight, ledger, **where, version=manifest["vitreous"], files=names)
     with disk.folder(folder, overwrite=overwrite) as draft:
-        draft.write("report.html", html.encode(errors="replace"))
+        draft.write("report.html", page.encode(errors="replace"))
         for name, content in files.items():
             draft.write(name, content)
         draft.finish({"schema": SCHEMA, "run": str(run)})
-    return Report(folder, ("report.html", *names), lead(findings), state(findings), tuple(notes), findings, ledger)
+    return Report(folder, ("report.html", *files), lead, state, tuple(notes), results, reproduction)
 
 
-def findings_of(
-    store: Store, *, reference: str | None = None, data: str | None = None
-) -> tuple[tuple[Finding, ...], Sight]:
-    """Read what a run has found so far, and open its pictures if they are at hand; arguments as for ``report``."""
-    wanted = (store.manifest() or {})["wanted"]
-    protocol = store.protocol()
-    sight = _sight(store, protocol, wanted, data)
-    findings = tuple(Finding.of(each, protocol, reference) for each in gather(store, sight.known))
-    if not findings:
-        raise VitreousError(f"{store.path} has no plan for what its run.json asks for: start it again")
-    return findings, sight
+def _links(results: Sequence[ModelResult]) -> list[tuple[str, str]]:
+    """Return the anchors of a page and their words; those that are not on it are left out there."""
+    if len(results) > 1:
+        own = [(f"m{number}", result.name) for number, result in enumerate(results, 1)]
+    else:
+        own = [(f"m1-{word}", word) for word in _MODEL_SECTIONS]
+    ends = [(name, name) for name in ("unreadable", "settings", "again")]
+    return [("overview", "whole table"), ("reproduction", "beside the paper"), *own, *ends]
 
 
-def _sight(store: Store, protocol: Protocol, wanted: Mapping[str, Any], data: str | None) -> Sight:
-    """Open the pictures of a run, if they are at hand and still the same."""
-    images, checkpoint = wanted.get("images"), wanted.get("checkpoint")
-    options = Options(data=data or wanted.get("data"), device="cpu", images=images, checkpoint=checkpoint)
+def _shorten(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[1 - _LONGEST // 2 :]}"
+
+
+def _short_duration(seconds: float) -> str:
+    """Return a time of a map: 12 ms, 0.4 ms, 3.2 s."""
+    if math.isnan(seconds):
+        return "–"
+    size, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
+    if 0 < size < 0.05:
+        return "< 0.1 ms"
+    return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
+
+
+# -- one model -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _MethodCost:
+    """What a method costs: passes by its definition, and the measured seconds per map, in all and by itself."""
+
+    method: str
+    forwards: float
+    backwards: float
+    note: str
+    seconds: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class _ModelContext:
+    """What the page has of a model beside its result."""
+
+    result: ModelResult
+    figures: Figures = field(default_factory=Figures)
+    images: Images = field(default_factory=Images)
+    flags: Sequence[tuple[str, str, str, str]] = ()
+    costs: Sequence[_MethodCost] = ()
+    correlations: Sequence[Any] = ()
+
+
+def _model(result: ModelResult, source: ImageSource, number: int) -> _ModelContext:
+    if result.is_empty:
+        return _ModelContext(result)
+    return _ModelContext(
+        result,
+        draw_figures(result),
+        best_and_worst(result, source) if number < _MOST_WITH_IMAGES else Images(),
+        _merged_flags(result),
+        [_cost(result, name) for name in result.table.methods],
+        [correlation for correlation in result.statistics.correlations if not math.isnan(correlation.value)],
+    )
+
+
+def _cost(result: ModelResult, name: str) -> _MethodCost:
+    cost = result.scores.costs.get(name)
+    seconds = None
+    if cost is not None and cost.maps:
+        seconds = ((cost.own + cost.shared) / cost.maps, cost.own / cost.maps)
     try:
-        bench = BenchmarkRun(protocol, store.path, options)
-        known = {part.protocol.data.label: part.pictures for part in bench.parts}
-        planned = {picture for plan in store.plans() for unit in plan.units for picture in unit.pictures}
-        for each in known.values():
-            if planned.isdisjoint(each.digests):
-                return Sight({}, None, f"the pictures of {each.source.word} are not those that the run had")
-    except (VitreousError, OSError) as error:
-        return Sight({}, None, one_line(str(error)))
-    return Sight(known, bench.worker.view)
+        method = get_method(result.scores.config.methods[name])
+    except VitreousError:  # maps of others, or a plugin that is not here
+        return _MethodCost(name, math.nan, math.nan, "not ours", seconds)
+    note = "" if method.info.cost_note == "base" else method.info.cost_note
+    return _MethodCost(name, *method.cost, note, seconds)
+
+
+def _merged_flags(result: ModelResult) -> list[tuple[str, str, str, str]]:
+    """Return kind, methods, metrics and text of all flags; what is said of several methods or metrics is said once."""
+    statistics = result.statistics
+    flags = [flag for flag in (*statistics.shared, *statistics.flags) if flag.method not in CONTROLS]
+    for name, reasons in result.scores.failed.items():
+        image, why = next(iter(reasons.items()))
+        flags.append(Flag("failed", name, "", f"on {len(reasons)} pictures, such as {image}: {why}"))
+    methods: dict[tuple[str, str, str], list[str]] = {}
+    for flag in flags:
+        methods.setdefault((flag.kind, flag.text, flag.metric), []).append(flag.method)
+    metrics: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (kind, text, metric), names in methods.items():
+        metrics.setdefault((kind, text, tuple(names)), []).append(metric)
+    return [
+        (kind, _names(rows, result.rows), _names(columns, result.table.metrics), text)
+        for (kind, text, rows), columns in metrics.items()
+    ]
+
+
+def _names(names: Sequence[str], all_names: Sequence[str]) -> str:
+    """Return names in a row, or that it is all of them; one that is empty stands for all."""
+    if "" in names or (len(all_names) > 1 and set(names) == set(all_names)):
+        return "all"
+    return ", ".join(map(display_name, names))
+
+
+# -- all models together -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _OverviewCell:
+    mean: float
+    digits: int
+    is_best: bool
+
+
+def _overview(results: Sequence[ModelResult]) -> dict[str, Any] | None:
+    """Return all means in one table, laid out as the protocol says; nothing where there is one model and data set."""
+    full = [result for result in results if not result.is_empty]
+    if len(full) < 2:
+        return None
+    layout, cells = full[0].protocol.layout, list[tuple[dict[str, str], ModelResult]]()
+    for result in full:
+        names = {"models": result.scores.label, "data": result.scores.data}
+        pairs = [(method, metric) for method in result.table.methods for metric in result.table.metrics]
+        cells += [({**names, "methods": method, "metrics": metric}, result) for method, metric in pairs]
+    varying = [axis for axis in _AXES if len({names[axis] for names, _ in cells}) > 1]
+    asked = [axis for axis in layout.columns if axis != layout.rows and axis in varying]
+    axes = [*(axis for axis in varying if axis not in (*asked, layout.rows)), *asked] or ["metrics"]
+    by_place = {(names[layout.rows], tuple(names[a] for a in axes)): (names, result) for names, result in cells}
+    tops = _in_order([top for _, top in by_place])
+    return {
+        "axis": layout.rows if layout.rows == "data" else layout.rows.removesuffix("s"),
+        "heads": [_head(dict(zip(axes, top, strict=True)), cells) for top in tops],
+        "rows": [
+            {"name": row, "cells": [_overview_cell(by_place.get((row, top))) for top in tops]}
+            for row in dict.fromkeys(row for row, _ in by_place)
+        ],
+    }
+
+
+def _in_order(tops: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return columns once each, those that begin alike side by side, in the order of their first appearance."""
+    levels = [list(dict.fromkeys(top[level] for top in tops)) for level in range(len(tops[0]))]
+    return sorted(dict.fromkeys(tops), key=lambda top: [names.index(n) for names, n in zip(levels, top, strict=True)])
+
+
+def _head(names: Mapping[str, str], cells: Iterable[tuple[Mapping[str, str], ModelResult]]) -> dict[str, Any]:
+    """Return the head of a column: its names, the outer one first, and which way is up where that is one way."""
+    metric = names.get("metrics")
+    ways = {
+        result.table.higher_is_better[place["metrics"]] for place, result in cells if metric in (None, place["metrics"])
+    }
+    is_up = next(iter(ways))
+    arrow = "" if len(ways) > 1 else " ↑" if is_up else " ↓"
+    words = [f"{name}{arrow}" if axis == "metrics" else name for axis, name in names.items()]
+    return {"words": list(map(display_name, words)), "is_up": is_up}
+
+
+def _overview_cell(place: tuple[Mapping[str, str], ModelResult] | None) -> _OverviewCell | None:
+    if place is None:
+        return None
+    names, result = place
+    method, metric = names["methods"], names["metrics"]
+    mean = result.table.mean(method, metric)
+    is_best = not math.isnan(mean) and method == result.table.best(metric)
+    return _OverviewCell(mean, result.column(metric).digits, is_best)
+
+
+# -- settings and provenance -----------------------------------------------------------------------------------
+
+
+def _run_facts(results: Sequence[ModelResult], manifest: Mapping[str, Any]) -> dict[str, str]:
+    protocol = results[0].protocol
+    sources = []
+    for source in manifest["wanted"].get("sources", ()):
+        note = f", {source['note']}" if source.get("note") else ""
+        digest = str(source.get("digest"))[:12]
+        sources.append(f"{source.get('source')}: {source.get('images')} pictures, digest {digest}{note}")
+    return {
+        "protocol": protocol.name + (f", {protocol.paper}, {protocol.table}" if protocol.paper else ""),
+        "note": protocol.note or "",
+        "data": "; ".join(sources),
+        "begun with": f"vitreous {manifest['vitreous']}",
+    }
+
+
+def _model_facts(result: ModelResult) -> dict[str, str]:
+    """Return the settings of a model and where its numbers come from; what says nothing is empty."""
+    config, units = result.scores.config, result.scores.units
+    evaluation, image = config.evaluation, config.preprocess
+    plans = Counter((done.plan.revision, done.plan.why) for done in units)
+    retried = sum(bool(done.info.get("retried")) for done in units)
+    is_audited = any(done.info.get("audit") is not None for done in units)
+    checkpoint = f", {config.model['checkpoint']}" if config.model.get("checkpoint") else ""
+    uncertain = f"{len(result.scores.uncertain)} pictures to whose true class the model gives less than"
+    least = config.least_confidence
+    return {
+        "model": str(config.model.get("name", config.label)),
+        "weights": f"digest {config.fingerprint[:16]}{checkpoint}",
+        "pictures": f"{image['size']} pixels, crop {image['crop']} ({image['mode']}), {image['interpolation']}",
+        "left out": "" if least is None else f"{uncertain} {least:g}",
+        "explained": f"{evaluation.target} class, {evaluation.output}",
+        "ranking": f"interpolation {evaluation.interpolation}, ties {evaluation.tie_breaking}, "
+        f"non-finite maps: {evaluation.nan_policy}",
+        "numbers": f"{config.dtype} to explain, {evaluation.precision} to score{' (audited)' if is_audited else ''}",
+        "sizes": f"{evaluation.images_per_unit} pictures in a unit, {evaluation.attribution_batch} inputs in a pass, "
+        f"{evaluation.forward_batch} states in a forward",
+        "plan": "; ".join(f"revision {n} ({why}): {count} units" for (n, why), count in plans.items()),
+        "retried": f"{retried} units, after a failure or the loss of a worker" if retried else "",
+        "ran on": _counts(", ", (done.device for done in units)),
+        "threads": _counts(", ", (str(done.info.get("threads", "")) for done in units)),
+        "versions": _counts("; ", (done.versions for done in units)),
+        "methods": _specs(config.methods),
+        "metrics": _specs(config.metrics),
+    }
+
+
+def _counts(separator: str, values: Iterable[str]) -> str:
+    return separator.join(f"{value} ({count} units)" for value, count in Counter(values).items())
+
+
+def _specs(specs: Mapping[str, str]) -> str:
+    return ", ".join(label if label == spec else f"{label} = {spec}" for label, spec in specs.items())

@@ -1,4 +1,4 @@
-"""The ledger: every printed cell of a paper beside ours, and the named causes of a deviation, worked out from facts."""
+"""Every printed cell of a paper beside ours, and the named causes of a deviation, worked out from facts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import Any
 import numpy as np
 
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published, read, shipped
-from vitreous.benchmark.report_parts import Cell, card, escape, interval, note, number, section, table
-from vitreous.benchmark.summary import Finding
+from vitreous.benchmark.results import ModelResult
+from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError
+from vitreous.html import number
 from vitreous.methods import get_method
 from vitreous.metrics import Metric, get_metric
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results import ScoreTable
 from vitreous.results.table import markdown
 
-__all__ = ["Agreement", "Ledger", "Line"]
+__all__ = ["OrderAgreement", "ReproducedCell", "Reproduction"]
 
-_SIMILAR = ("drawn", "the first")  # causes that the interval allows for already
-_PREPARED = ("size", "resize", "crop", "interpolation", "mean", "std")
+_IN_THE_INTERVAL = ("drawn", "the first")  # causes that the interval allows for already
+_PREPROCESSING = ("size", "resize", "crop", "interpolation", "mean", "std")
+_LEAST_METHODS = 3  # any two are in the same order, or in the opposite one
 
 
 @dataclass(frozen=True)
-class Line:
+class ReproducedCell:
     """A printed cell and ours. ``verdict``: ``agrees``, ``differs`` or ``no number``, with the causes in words."""
 
     data: str
@@ -47,33 +49,31 @@ class Line:
         return self.ours - self.published
 
     @property
-    def brief(self) -> tuple[str, ...]:
+    def brief_causes(self) -> tuple[str, ...]:
         """The causes without the name of the paper's model, which stands in the row."""
         return tuple(c.partition(" instead of ")[0] if c.startswith("other model") else c for c in self.causes)
-
-    def beside(self, everywhere: Sequence[str]) -> str:
-        """What is to be said about it where some causes have been named for all cells."""
-        told = [each for each in self.brief if each not in everywhere]
-        if not everywhere or self.verdict == "no number":
-            return self.words
-        return "; ".join(["agrees within the interval" if self.verdict == "agrees" else "differs", *told])
 
     @property
     def words(self) -> str:
         """What is to be said about it, in a line."""
-        told = "; ".join(self.causes)
+        causes = "; ".join(self.causes)
         if self.verdict == "agrees":
-            return f"agrees within the interval{f', though: {told}' if told else ''}"
-        unexplained = all(
-            cause.startswith("other images") and any(w in cause for w in _SIMILAR) for cause in self.causes
-        )
-        if self.verdict == "differs" and unexplained:
-            return "; ".join(filter(None, [told, "not explained by anything else that is known"]))
-        return told
+            return f"agrees within the interval{f', though: {causes}' if causes else ''}"
+        allowed = (c.startswith("other images") and any(word in c for word in _IN_THE_INTERVAL) for c in self.causes)
+        if self.verdict == "differs" and all(allowed):
+            return "; ".join(filter(None, [causes, "not explained by anything else that is known"]))
+        return causes
+
+    def words_beside(self, everywhere: Sequence[str]) -> str:
+        """What is to be said about it where some causes have been named for all cells."""
+        if not everywhere or self.verdict == "no number":
+            return self.words
+        own = [cause for cause in self.brief_causes if cause not in everywhere]
+        return "; ".join(["agrees within the interval" if self.verdict == "agrees" else "differs", *own])
 
 
 @dataclass(frozen=True)
-class Agreement:
+class OrderAgreement:
     """Spearman's correlation of our column with the paper's, over the methods that have both numbers."""
 
     data: str
@@ -84,279 +84,264 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Reproduction:
     """All cells of a protocol that the paper printed, in its order; ``figures`` says what it only draws."""
 
     protocol: Protocol
-    lines: tuple[Line, ...]
-    agreements: tuple[Agreement, ...]
+    lines: tuple[ReproducedCell, ...]
+    agreements: tuple[OrderAgreement, ...]
     figures: tuple[str, ...]
 
     @classmethod
-    def of(cls, findings: Sequence[Finding], wanted: Mapping[str, Any]) -> Ledger:
+    def of(cls, results: Sequence[ModelResult], wanted: Mapping[str, Any]) -> Reproduction:
         """Set every printed cell beside ours. ``wanted`` is what the run's manifest says."""
-        ran = findings[0].protocol
-        paper = read(ran.name) if ran.name in shipped() else ran
-        lines = tuple(_Pair(paper, cell, findings, wanted).line() for cell in paper.cells)
-        shown = dict.fromkeys(cell.source for cell in paper.published if cell.value is None and cell.source)
-        return cls(paper, lines, tuple(_agreements(lines)), tuple(shown))
+        run = results[0].protocol
+        paper = read(run.name) if run.name in shipped() else run
+        lines = tuple(_reproduce(paper, cell, results, wanted) for cell in paper.cells)
+        figures = dict.fromkeys(cell.source for cell in paper.published if cell.value is None and cell.source)
+        return cls(paper, lines, tuple(_agreements(lines)), tuple(figures))
 
     @property
     def rows(self) -> list[list[str]]:
         """One row of text per cell, a head first."""
         head = ["data", "model", "method", "metric", "printed", "paper", "ours", "low", "high", "difference"]
-        head += ["images", "verdict", "why"]
-        body = []
-        for each in self.lines:
-            numbers = (each.printed, each.published, each.ours, each.low, each.high, each.difference)
-            told = ["" if math.isnan(value) else f"{value:.6g}" for value in numbers]
-            names = [each.data, each.model, each.method, each.metric]
-            body.append([*names, *told, str(each.images), each.verdict, each.words])
-        return [head, *body]
+        rows = [[*head, "images", "verdict", "why"]]
+        for line in self.lines:
+            numbers = (line.printed, line.published, line.ours, line.low, line.high, line.difference)
+            texts = ["" if math.isnan(value) else f"{value:.6g}" for value in numbers]
+            names = [line.data, line.model, line.method, line.metric]
+            rows.append([*names, *texts, str(line.images), line.verdict, line.words])
+        return rows
 
     @property
     def summary(self) -> str:
-        counts = {word: sum(each.verdict == word for each in self.lines) for word in ("agrees", "differs", "no number")}
-        told = f"{len(self.lines)} printed cells: {counts['agrees']} agree within our 95 % interval"
-        return f"{told}, {counts['differs']} differ, {counts['no number']} have no number of ours."
-
-    def to_markdown(self) -> str:
-        protocol = self.protocol
-        top = f"# Ledger of {protocol.name}\n\n{protocol.title}\n\n{self.summary}\n"
-        if protocol.note:
-            top += f"\n{' '.join(protocol.note.split())}\n"
-        if self.figures:
-            top += f"\nWithout printed numbers: {', '.join(self.figures)}.\n"
-        text = f"{top}\n{markdown(self.rows)}"
-        if self.agreements:
-            found = [["data", "model", "metric", "methods", "rank correlation"]]
-            found += [[a.data, a.model, a.metric, str(a.methods), number(a.value, 2)] for a in self.agreements]
-            text += f"\n## Our order and the paper's\n\n{markdown(found)}"
-        return text
-
-    def html(self) -> str:
-        """Return the section of the page."""
-        if not self.lines:
-            return ""
-        everywhere = self.everywhere
-        names = ["model", "method", "metric", "paper", "ours", "difference", "why"]
-        head = [Cell(name, kind="n" if name in ("paper", "ours", "difference") else "") for name in names]
-        rows = []
-        for each in self.lines:
-            model = f"{escape(each.model)}{f'<small>{escape(each.data)}</small>' if each.data else ''}"
-            ours = f"{number(each.ours)}<small>{interval(each.low, each.high)}</small>"
-            kind = {"agrees": "good", "differs": "weak"}.get(each.verdict, "")
-            rows.append(
-                [
-                    Cell(model, f"{each.model} {each.data}"),
-                    Cell(escape(each.method)),
-                    Cell(escape(each.metric)),
-                    Cell(number(each.published), each.published, "n"),
-                    Cell(ours, each.ours, "n"),
-                    Cell(number(each.difference), each.difference, "n"),
-                    Cell(f'<span class="{kind}">{escape(each.beside(everywhere))}</span>', each.words),
-                ]
-            )
-        found = []
-        for own in self.agreements:
-            model = f"{escape(own.model)}{f'<small>{escape(own.data)}</small>' if own.data else ''}"
-            values = [Cell(str(own.methods), own.methods, "n"), Cell(number(own.value, 2), own.value, "n")]
-            found.append([Cell(model, f"{own.model} {own.data}"), Cell(escape(own.metric)), *values])
-        heads = [Cell("model"), Cell("metric"), Cell("methods", kind="n"), Cell("rank correlation", kind="n")]
-        text = f"{self.summary} Published numbers stand in the metric's own unit."
-        if everywhere:
-            text += f" Known to differ in all of them: {'; '.join(everywhere)}."
-        more = note(f"Without printed numbers: {', '.join(self.figures)}.") if self.figures else ""
-        order = card(table(heads, found), "Our order of the methods and the paper's") if found else ""
-        cells = card(table(head, rows) + more, "Cell by cell", "gap" if order else "")
-        return section("ledger", "Beside the paper", text, order + cells)
+        verdicts = [line.verdict for line in self.lines]
+        return (
+            f"{len(verdicts)} printed cells: {verdicts.count('agrees')} agree within our 95 % interval, "
+            f"{verdicts.count('differs')} differ, {verdicts.count('no number')} have no number of ours."
+        )
 
     @property
     def everywhere(self) -> tuple[str, ...]:
         """The causes that hold for every cell that has a number of ours, so that a page need say them once."""
-        told = [each.brief for each in self.lines if each.verdict != "no number"]
-        return tuple(cause for cause in told[0] if all(cause in each for each in told)) if len(told) > 2 else ()
+        causes = [line.brief_causes for line in self.lines if line.verdict != "no number"]
+        return tuple(cause for cause in causes[0] if all(cause in some for some in causes)) if len(causes) > 2 else ()
+
+    def to_markdown(self) -> str:
+        protocol = self.protocol
+        text = f"# Reproduction of {protocol.name}\n\n{protocol.title}\n\n{self.summary}\n"
+        text += f"\n{' '.join(protocol.note.split())}\n" if protocol.note else ""
+        text += f"\nWithout printed numbers: {', '.join(self.figures)}.\n" if self.figures else ""
+        text += f"\n{markdown(self.rows)}"
+        if self.agreements:
+            rows = [["data", "model", "metric", "methods", "rank correlation"]]
+            rows += [[a.data, a.model, a.metric, str(a.methods), number(a.value, 2)] for a in self.agreements]
+            text += f"\n## Our order and the paper's\n\n{markdown(rows)}"
+        return text
 
 
-def _agreements(lines: Sequence[Line]) -> list[Agreement]:
-    columns: dict[tuple[str, str, str], list[Line]] = {}
-    for each in lines:
-        if not (math.isnan(each.ours) or math.isnan(each.published)):
-            columns.setdefault((each.data, each.model, each.metric), []).append(each)
-    found = []
-    for key, own in columns.items():
-        if len(own) > 2:  # any two are in the same order, or in the opposite one
-            ours, theirs = (np.array([[getattr(e, what) for e in own]]) for what in ("ours", "published"))
-            found.append(Agreement(*key, len(own), float(rank_correlation(ours, theirs)[0])))
-    return found
+def _agreements(lines: Sequence[ReproducedCell]) -> list[OrderAgreement]:
+    columns: dict[tuple[str, str, str], list[ReproducedCell]] = {}
+    for line in lines:
+        if not (math.isnan(line.ours) or math.isnan(line.published)):
+            columns.setdefault((line.data, line.model, line.metric), []).append(line)
+    agreements = []
+    for names, column in columns.items():
+        if len(column) >= _LEAST_METHODS:
+            ours, theirs = np.array([line.ours for line in column]), np.array([line.published for line in column])
+            value = float(rank_correlation(ours[None], theirs[None])[0])
+            agreements.append(OrderAgreement(*names, len(column), value))
+    return agreements
 
 
-class _Pair:
+@dataclass(frozen=True)
+class _Match:
     """One printed cell, and what of the run stands beside it."""
 
-    def __init__(
-        self, paper: Protocol, cell: Published, findings: Sequence[Finding], wanted: Mapping[str, Any]
-    ) -> None:
-        self.paper, self.cell, self.wanted = paper, cell, wanted
-        of_data = [finding for finding in findings if finding.gathered.data == cell.data]
-        same = [each for each in of_data if each.gathered.label == cell.model]
-        known = {model.label for model in paper.models}
-        another = [each for each in of_data if each.gathered.label not in known]  # a model of one's own
-        self.finding = same[0] if same else another[0] if len(another) == 1 else None
-        self.metric = self._metric()
-
-    def _metric(self) -> str | None:
-        """Return our column: the same metric, or else the only one that differs from it in counts alone.
-
-        Where the paper prints one column of that name, the only one of ours may differ in other settings too.
-        """
-        if self.finding is None:
-            return None
-        names, known = self.finding.gathered.setting.metrics, self.cell.metric
-        if known in names:
-            return known
-        printed = {
-            cell.metric for cell in self.paper.cells if get_metric(cell.metric).info.name == get_metric(known).info.name
-        }
-        same = (lambda how: get_metric(how).info.name) if len(printed) == 1 else (lambda how: _kind(get_metric(how)))
-        alike = [name for name, how in names.items() if same(how) == same(known)]
-        return alike[0] if len(alike) == 1 else None
-
-    def line(self) -> Line:
-        cell, finding = self.cell, self.finding
-        ours = low = high = math.nan
-        images, causes = 0, self._no_number()
-        if finding is not None and not causes:
-            assert self.metric is not None
-            ours = finding.table.mean(cell.method, self.metric)
-            low, high = finding.table.interval(cell.method, self.metric)
-            images = self._pictures(finding.table, cell.method, self.metric)
-            causes = () if not math.isnan(ours) else ("no picture has a score yet",)
-        assert cell.value is not None
-        verdict = "no number"
-        if not math.isnan(ours):
-            error = cell.error or 0.0
-            verdict = "agrees" if low - error <= cell.value <= high + error else "differs"
-            causes = tuple(self._causes(images))
-        printed = cell.value if cell.printed is None else cell.printed
-        names = cell.data, cell.model, cell.method, cell.metric
-        return Line(*names, printed, cell.value, ours, low, high, images, verdict, causes)
-
-    def _pictures(self, table: ScoreTable, method: str, metric: str) -> int:
-        """Return how many pictures have a score, as protocols count them: grids, photographs with several objects."""
-        assert self.finding is not None
-        there, protocol = ~np.isnan(table[method, metric]), self.finding.protocol
-        labels = [each.label for each in (protocol.data, *protocol.also)]
-        sources: dict[str, dict[str, Any]] = dict(zip(labels, self.wanted.get("sources", ()), strict=False))
-        told = sources.get(self.finding.gathered.data, {})
-        if table.groups is None or told.get("images") == told.get("entries"):
-            return int(there.sum())
-        return len(set(np.array(table.groups)[there].tolist()))
-
-    def _no_number(self) -> tuple[str, ...]:
-        cell = self.cell
-        if cell.method in self.paper.absent:
-            return (f"no method here: {self.paper.absent[cell.method]}",)
-        if self.finding is None:
-            spec = self._spec
-            needs = f", it requires {', '.join(spec.requires)}" if spec is not None and spec.requires else ""
-            return (f"this model was not run{needs}",)
-        if self.finding.empty:
-            return ("nothing of it is finished yet",)
-        if cell.method not in self.finding.table.methods:
-            return ("this method was not run on this model",)
-        if self.metric is None or self.metric not in self.finding.table.metrics:
-            return ("this metric was not run",)
-        return ()
+    paper: Protocol
+    cell: Published
+    wanted: Mapping[str, Any]
+    result: ModelResult
+    metric: str
 
     @property
-    def _spec(self) -> ModelSpec | None:
+    def config(self) -> RunConfig:
+        return self.result.scores.config
+
+    @property
+    def spec(self) -> ModelSpec | None:
         return next((model for model in self.paper.models if model.label == self.cell.model), None)
 
     @property
-    def _data(self) -> DataSpec:
-        return next(each for each in (self.paper.data, *self.paper.also) if each.label == self.cell.data)
+    def data(self) -> DataSpec:
+        """The data set of the paper."""
+        return next(data for data in self.paper.datasets if data.label == self.cell.data)
 
-    def _causes(self, images: int) -> list[str]:
-        assert self.finding is not None
-        return [*self._of_model(), *self._of_images(images), *self._of_method(), *self._of_metric()]
+    @property
+    def run_data(self) -> DataSpec:
+        label = self.result.scores.data
+        return next((data for data in self.result.protocol.datasets if data.label == label), self.data)
 
-    def _of_model(self) -> list[str]:
-        assert self.finding is not None
-        setting, spec = self.finding.gathered.setting, self._spec
-        name = str(setting.model.get("name", setting.label))
-        if setting.label != self.cell.model or (spec is not None and spec.name != name):
-            return [f"other model: {name} instead of {spec.name if spec else self.cell.model}"]
-        causes = []
-        file = (self.wanted.get("checkpoint") or {}).get(setting.label) or setting.model.get("checkpoint")
-        if file and (spec is None or file != spec.checkpoint):
-            causes.append(f"other weights: those of {file} (digest {setting.fingerprint[:12]})")
-        theirs = {each: getattr(spec, each) for each in _PREPARED}
-        ours = {each: setting.model.get(each) for each in _PREPARED}
-        changed = [each for each in _PREPARED if _listed(theirs[each]) != _listed(ours[each])]
-        if changed:
-            told = ", ".join(f"{each} {ours[each] or 'own'} instead of {theirs[each] or 'own'}" for each in changed)
-            causes.append(f"other preprocessing: {told}")
-        return causes
-
-    def _of_images(self, images: int) -> list[str]:
-        assert self.finding is not None
-        wanted, gathered = self._data, self.finding.gathered
-        sets = (self.finding.protocol.data, *self.finding.protocol.also)
-        ran = next((set_ for set_ in sets if set_.label == gathered.data), wanted)
-        causes = []
-        asked = self.wanted.get("images")
-        if wanted.images and images < wanted.images:
-            causes.append(f"fewer images: {images} instead of {wanted.images}")
-        elif not wanted.images and (asked or ran.images):
-            causes.append(f"fewer images: {images}, not all")
-        if gathered.unreadable:
-            causes.append(f"other images: {len(gathered.unreadable)} could not be read")
-        if (ran.source, ran.split, ran.path) != (wanted.source, wanted.split, wanted.path):
-            causes.append(f"other images: {ran.source} instead of {wanted.source}")
-        elif ran.choose == "random":
-            causes.append(f"other images: drawn with seed {ran.seed}, the paper lists none")
-        elif ran.choose == "first" and (asked or ran.images):
-            causes.append("other images: the first ones, the paper lists none")
-        return causes
-
-    def _of_method(self) -> list[str]:
-        assert self.finding is not None
-        setting, label = self.finding.gathered.setting, self.cell.method
-        causes, ours, theirs = [], setting.methods[label], self.paper.methods.get(label)
-        try:
-            how = get_method(ours)
-        except VitreousError:
-            return [f"other method: {ours} instead of {theirs}"] if ours != theirs else []
-        if theirs is not None and how.spec != get_method(theirs).spec:
-            causes.append(f"other method setting: {ours} instead of {theirs}")
-        for part in how.components():
-            told = str(getattr(part, "notes", {}).get("statistics", ""))
-            if told.startswith(("world", "noise", "own")):
-                causes.append(f"other statistics: noise of {part.info.name} from {told}")
-        return causes
-
-    def _of_metric(self) -> list[str]:
-        assert self.finding is not None
-        assert self.metric is not None
-        setting, causes = self.finding.gathered.setting, []
-        ours, theirs = get_metric(setting.metrics[self.metric]), get_metric(self.cell.metric)
-        if ours.spec != theirs.spec:
-            causes.append(f"other metric setting: {ours.spec} instead of {theirs.spec}")
-        if setting.target != self.paper.evaluation.target:
-            causes.append(f"other class explained: {setting.target} instead of {self.paper.evaluation.target}")
-        if (setting.class_subset is not None) != (self._data.class_subset == "own"):
-            causes.append("other softmax: over other classes")
-        if setting.precision != self.paper.evaluation.precision:
-            causes.append(f"other precision: {setting.precision}")
-        return causes
+    @property
+    def images(self) -> int:
+        """How many images have a score, as protocols count them: grids, photographs with several objects."""
+        table: ScoreTable = self.result.table
+        there = ~np.isnan(table[self.cell.method, self.metric])
+        labels = [data.label for data in self.result.protocol.datasets]
+        sources = dict(zip(labels, self.wanted.get("sources", ()), strict=False))
+        source: Mapping[str, Any] = sources.get(self.result.scores.data, {})
+        if table.groups is None or source.get("images") == source.get("entries"):
+            return int(there.sum())
+        return len(set(np.array(table.groups)[there].tolist()))
 
 
-def _kind(how: Metric) -> tuple[str, dict[str, Any]]:
+def _reproduce(
+    paper: Protocol, cell: Published, results: Sequence[ModelResult], wanted: Mapping[str, Any]
+) -> ReproducedCell:
+    """Return a printed cell with ours beside it."""
+    assert cell.value is not None
+    result = _result_of(paper, cell, results)
+    metric = None if result is None else _metric_of(paper, cell, result.scores.config)
+    ours = low = high = math.nan
+    images, verdict, causes = 0, "no number", _no_number(paper, cell, result, metric)
+    if result is not None and metric is not None and not causes:
+        match = _Match(paper, cell, wanted, result, metric)
+        ours, images = result.table.mean(cell.method, metric), match.images
+        low, high = result.table.interval(cell.method, metric)
+        causes = ["no picture has a score yet"]
+        if not math.isnan(ours):
+            error = cell.error or 0.0
+            verdict = "agrees" if low - error <= cell.value <= high + error else "differs"
+            causes = [text for cause in _CAUSES for text in cause(match)]
+    printed = cell.value if cell.printed is None else cell.printed
+    names = cell.data, cell.model, cell.method, cell.metric
+    return ReproducedCell(*names, printed, cell.value, ours, low, high, images, verdict, tuple(causes))
+
+
+def _result_of(paper: Protocol, cell: Published, results: Sequence[ModelResult]) -> ModelResult | None:
+    """Return the result of the same model, or else of the only one that is not the paper's."""
+    same_data = [result for result in results if result.scores.data == cell.data]
+    same = [result for result in same_data if result.scores.label == cell.model]
+    labels = {model.label for model in paper.models}
+    others = [result for result in same_data if result.scores.label not in labels]
+    return same[0] if same else others[0] if len(others) == 1 else None
+
+
+def _metric_of(paper: Protocol, cell: Published, config: RunConfig) -> str | None:
+    """Return our column: the same metric, or else the only one that differs from it in counts alone.
+
+    Where the paper prints one column of that name, the only one of ours may differ in other settings too.
+    """
+    if cell.metric in config.metrics:
+        return cell.metric
+    name = get_metric(cell.metric).info.name
+    same_name = {other.metric for other in paper.cells if get_metric(other.metric).info.name == name}
+
+    def kind(spec: str) -> Any:
+        metric = get_metric(spec)
+        return metric.info.name if len(same_name) == 1 else _kind(metric)
+
+    alike = [label for label, spec in config.metrics.items() if kind(spec) == kind(cell.metric)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _kind(metric: Metric) -> tuple[str, dict[str, Any]]:
     """Return what a metric measures: its name and its settings but for counts, such as how many steps there are."""
-    own = {field.name: getattr(how, field.name) for field in fields(how)}
-    return how.info.name, {name: value for name, value in own.items() if type(value) not in (int, float)}
+    settings = {f.name: getattr(metric, f.name) for f in fields(metric)}
+    return metric.info.name, {name: value for name, value in settings.items() if type(value) not in (int, float)}
 
 
-def _listed(value: Any) -> Any:
-    return tuple(value) or None if isinstance(value, list | tuple) else value
+def _no_number(paper: Protocol, cell: Published, result: ModelResult | None, metric: str | None) -> list[str]:
+    """Return why a cell has no number of ours; nothing where it may have one."""
+    if cell.method in paper.absent:
+        return [f"no method here: {paper.absent[cell.method]}"]
+    if result is None:
+        spec = next((model for model in paper.models if model.label == cell.model), None)
+        needs = f", it requires {', '.join(spec.requires)}" if spec is not None and spec.requires else ""
+        return [f"this model was not run{needs}"]
+    if result.is_empty:
+        return ["nothing of it is finished yet"]
+    if cell.method not in result.table.methods:
+        return ["this method was not run on this model"]
+    return [] if metric in result.table.metrics else ["this metric was not run"]
+
+
+# -- causes of a deviation -------------------------------------------------------------------------------------
+
+
+def _model_causes(match: _Match) -> list[str]:
+    config, spec = match.config, match.spec
+    name = str(config.model.get("name", config.label))
+    if config.label != match.cell.model or (spec is not None and spec.name != name):
+        return [f"other model: {name} instead of {spec.name if spec else match.cell.model}"]
+    causes = []
+    file = (match.wanted.get("checkpoint") or {}).get(config.label) or config.model.get("checkpoint")
+    if file and (spec is None or file != spec.checkpoint):
+        causes.append(f"other weights: those of {file} (digest {config.fingerprint[:12]})")
+    theirs = {name: _plain(getattr(spec, name, None)) for name in _PREPROCESSING}
+    ours = {name: _plain(config.model.get(name)) for name in _PREPROCESSING}
+    changed = [
+        f"{name} {ours[name] or 'own'} instead of {theirs[name] or 'own'}"
+        for name in _PREPROCESSING
+        if theirs[name] != ours[name]
+    ]
+    return [*causes, f"other preprocessing: {', '.join(changed)}"] if changed else causes
+
+
+def _plain(value: Any) -> Any:
+    return list(value) or None if isinstance(value, list | tuple) else value
+
+
+def _image_causes(match: _Match) -> list[str]:
+    data, run_data, asked = match.data, match.run_data, match.wanted.get("images")
+    is_limited = bool(asked or run_data.images)
+    causes = []
+    if data.images and match.images < data.images:
+        causes.append(f"fewer images: {match.images} instead of {data.images}")
+    elif not data.images and is_limited:
+        causes.append(f"fewer images: {match.images}, not all")
+    if match.result.scores.unreadable:
+        causes.append(f"other images: {len(match.result.scores.unreadable)} could not be read")
+    if (run_data.source, run_data.split, run_data.path) != (data.source, data.split, data.path):
+        causes.append(f"other images: {run_data.source} instead of {data.source}")
+    elif run_data.choose == "random":
+        causes.append(f"other images: drawn with seed {run_data.seed}, the paper lists none")
+    elif run_data.choose == "first" and is_limited:
+        causes.append("other images: the first ones, the paper lists none")
+    return causes
+
+
+def _method_causes(match: _Match) -> list[str]:
+    ours, theirs = match.config.methods[match.cell.method], match.paper.methods.get(match.cell.method)
+    try:
+        method = get_method(ours)
+    except VitreousError:
+        return [f"other method: {ours} instead of {theirs}"] if ours != theirs else []
+    causes = []
+    if theirs is not None and method.spec != get_method(theirs).spec:
+        causes.append(f"other method setting: {ours} instead of {theirs}")
+    for component in method.components():
+        statistics = str(getattr(component, "notes", {}).get("statistics", ""))
+        if statistics.startswith(("world", "noise", "own")):
+            causes.append(f"other statistics: noise of {component.info.name} from {statistics}")
+    return causes
+
+
+def _metric_causes(match: _Match) -> list[str]:
+    ours, theirs = get_metric(match.config.metrics[match.metric]), get_metric(match.cell.metric)
+    return [] if ours.spec == theirs.spec else [f"other metric setting: {ours.spec} instead of {theirs.spec}"]
+
+
+def _evaluation_causes(match: _Match) -> list[str]:
+    ours, theirs = match.config.evaluation, match.paper.evaluation
+    causes = []
+    if ours.target != theirs.target:
+        causes.append(f"other class explained: {ours.target} instead of {theirs.target}")
+    if (ours.class_subset is not None) != (match.data.class_subset == "own"):
+        causes.append("other softmax: over other classes")
+    if ours.precision != theirs.precision:
+        causes.append(f"other precision: {ours.precision}")
+    return causes
+
+
+_CAUSES = (_model_causes, _image_causes, _method_causes, _metric_causes, _evaluation_causes)

@@ -1,20 +1,17 @@
-"""The paired randomisation test (Fisher 1935; Noreen 1989).
+"""Paired comparisons: is a method better than chance, or than one reference, on the same images?
 
-If two methods did not differ, their scores on an image could be swapped. So the observed difference is set beside those
-under all swaps, or many random ones. Unlike the p-value of a bootstrap it is honest about few images: with five of them
-it is never below 1/16.
-
-Paired comparisons: is a method better than chance, or than one reference, on the same images?
-
-The interval of a difference is the paired bootstrap of ``vitreous.metrics.bootstrap``, its p-value that of the
-randomisation test in ``swaps``. Rows of one group are resampled and swapped together.
+The interval of a difference is the paired bootstrap of ``vitreous.metrics.bootstrap``, its p-value that of the paired
+randomization test (Fisher 1935; Noreen 1989): if two methods did not differ, their scores on an image could be
+swapped, so the observed difference is compared with those under all swaps, or many random ones. Unlike the p-value of
+a bootstrap it is honest about few images: with five of them it is never below 1/16. Rows of one group are resampled
+and swapped together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -28,45 +25,46 @@ from vitreous.results import ScoreTable
 from vitreous.tracing.prng import PRNGKey
 
 __all__ = [
-    "Compared",
     "LEVEL",
     "POWER",
-    "ROUNDING",
-    "compared",
-    "detectable",
+    "PairedTest",
+    "compare_methods",
     "holm",
+    "minimum_detectable",
     "pairs_of",
-    "randomised",
-    "swapped",
+    "swap_p_values",
 ]
 
+LEVEL, POWER = 0.05, 0.80
 ROUNDING = 1e-12
 """Differences that are smaller than this, in units of what they are differences of, are none."""
 _BLOCK = 2**22  # swaps held at a time
+_PER_TEST = 200
+"""Swaps for each test of a family, at least: the smallest p of all, corrected, is then at most 1/200."""
+_STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 
 
-def swapped(gaps: Array, groups: Groups = None, samples: int = 10_000, seed: int = 0) -> Array:
+def swap_p_values(gaps: Array, groups: Groups = None, samples: int = 10_000, seed: int = 0) -> Array:
     """Return the two-sided p-value ``[c]`` that every column of gaps ``[n, c]`` has mean zero; NaN gaps are left out.
 
     The share of all ways to turn the signs of units that give a mean at least as far from zero. All are tried if there
     are no more than ``samples``; otherwise so many random ones are, and the observed one is counted with them.
     """
-    filled = np.where(np.isfinite(gaps), gaps, 0.0)
     member = members(len(gaps), groups)
     sums = np.zeros((int(member.max()) + 1, gaps.shape[1]))
-    np.add.at(sums, member, filled)
-    return randomised(len(sums), samples, seed, lambda swap: (1 - 2 * swap) @ sums, ROUNDING * abs(sums).sum(axis=0))
+    np.add.at(sums, member, np.where(np.isfinite(gaps), gaps, 0.0))
+    return _p_values(len(sums), samples, seed, lambda swap: (1 - 2 * swap) @ sums, ROUNDING * abs(sums).sum(axis=0))
 
 
-def randomised(units: int, samples: int, seed: int, statistic: Callable[[Array], Array], rounding: Array) -> Array:
+def _p_values(units: int, samples: int, seed: int, statistic: Callable[[Array], Array], rounding: Array) -> Array:
     """Return the p-value ``[c]`` of a statistic ``[r, c]`` of swaps ``[r, units]``, which are 0 or 1."""
     observed = np.abs(statistic(np.zeros((1, units))))[0] - rounding
-    every = units <= 62 and 2 ** (units - 1) <= samples
+    exact = units <= 62 and 2 ** (units - 1) <= samples
     as_far, count = np.zeros(len(observed)), 0
-    for swap in _all_swaps(units) if every else _random_swaps(units, samples, seed):
+    for swap in _all_swaps(units) if exact else _random_swaps(units, samples, seed):
         as_far += (np.abs(statistic(swap)) >= observed).sum(axis=0)
         count += len(swap)
-    return as_far / count if every else (as_far + 1) / (count + 1)
+    return as_far / count if exact else (as_far + 1) / (count + 1)
 
 
 def _all_swaps(units: int) -> Iterator[Array]:
@@ -77,23 +75,17 @@ def _all_swaps(units: int) -> Iterator[Array]:
 
 
 def _random_swaps(units: int, samples: int, seed: int) -> Iterator[Array]:
-    draws, at_once = PRNGKey.of(seed, "swaps"), max(1, _BLOCK // units)
-    for start in range(0, samples, at_once):
-        rows = torch.arange(start, min(samples, start + at_once))
-        yield PRNGKey(draws.keys.expand(len(rows))).at(rows).below(2, units).double().numpy()
-
-
-LEVEL, POWER = 0.05, 0.80
-_PER_TEST = 200
-"""Swaps for each test of a family, at least: the smallest p of all, corrected, is then at most 1/200."""
-_STARS = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
+    key, block = PRNGKey.of(seed, "swaps"), max(1, _BLOCK // units)
+    for start in range(0, samples, block):
+        rows = torch.arange(start, min(samples, start + block))
+        yield PRNGKey(key.keys.expand(len(rows))).at(rows).below(2, units).double().numpy()
 
 
 @dataclass(frozen=True)
-class Compared:
+class PairedTest:
     """One method against another in one metric: ``one - other`` over the images that both have a score of.
 
-    ``low`` and ``high``: 95 % paired bootstrap interval of this difference alone. ``p``: two-sided randomisation test;
+    ``low`` and ``high``: 95 % paired bootstrap interval of this difference alone. ``p``: two-sided randomization test;
     ``corrected``: the same after Holm, over the ``family`` tests of this metric. ``error``: the standard error, and
     ``z = difference / error``; ``detectable``: the least true difference that a test at 5 % would find four times out
     of five. ``units``: how many images, or groups of them, stand for themselves. NaN is what is undefined.
@@ -102,18 +94,18 @@ class Compared:
     one: str
     other: str
     metric: str
-    images: int
-    units: int
-    difference: float
-    low: float
-    high: float
-    error: float
-    z: float
-    detectable: float
-    p: float
-    corrected: float
-    family: int
     higher_is_better: bool
+    images: int = 0
+    units: int = 0
+    difference: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    error: float = math.nan
+    z: float = math.nan
+    detectable: float = math.nan
+    p: float = math.nan
+    corrected: float = math.nan
+    family: int = 0
 
     @property
     def word(self) -> str:
@@ -130,7 +122,7 @@ class Compared:
         return next((stars for level, stars in _STARS if self.corrected < level), "")
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "word": self.word}
+        return {**asdict(self), "word": self.word}
 
 
 def pairs_of(methods: Sequence[str], chance: str = "random", reference: str | None = None) -> list[tuple[str, str]]:
@@ -140,47 +132,47 @@ def pairs_of(methods: Sequence[str], chance: str = "random", reference: str | No
     """
     if reference is not None and reference not in methods:
         raise VitreousError(f"no method {reference!r} in this table{nearest(reference, methods)}")
-    first = [(name, chance) for name in methods if name != chance] if chance in methods else []
+    pairs = [(name, chance) for name in methods if name != chance] if chance in methods else []
     if reference is None or reference == chance:
-        return first
-    return first + [(name, reference) for name in methods if name not in (chance, reference)]
+        return pairs
+    return pairs + [(name, reference) for name in methods if name not in (chance, reference)]
 
 
-def compared(
+def compare_methods(
     table: ScoreTable, pairs: Sequence[tuple[str, str]], metrics: Sequence[str] | None = None
-) -> list[Compared]:
+) -> list[PairedTest]:
     """Compare pairs of methods in some metrics, or all; the tests of one metric are the family that is corrected."""
     names = table.metrics if metrics is None else metrics
-    found = [_Pair.of(table, metric, *pair) for metric in names for pair in pairs]
-    tried = [pair for pair in found if pair.there.any()]
-    if not tried:
-        return [pair.untested for pair in found]
+    all_pairs = [_Pair.of(table, metric, *pair) for metric in names for pair in pairs]
+    tested = [pair for pair in all_pairs if pair.has_both.any()]
+    if not tested:
+        return [pair.untested for pair in all_pairs]
     # all at once: the same resamples and swaps serve every pair and metric, and making them is most of the work
-    boots = resampled([cell for pair in tried for cell in pair.cells], table.samples, table.seed, table.groups)
-    p = _chances(tried, table.groups, max(table.samples, _PER_TEST * len(pairs)), table.seed)
-    own = {metric: [number for number, pair in enumerate(tried) if pair.metric == metric] for metric in names}
-    corrected = {n: float(c) for each in own.values() for n, c in zip(each, holm(p[each]), strict=True)}
-    results: dict[_Pair, Compared] = {}
+    resamples = resampled([cell for pair in tested for cell in pair.cells], table.samples, table.seed, table.groups)
+    p = _pair_p_values(tested, table.groups, max(table.samples, _PER_TEST * len(pairs)), table.seed)
+    results: dict[_Pair, PairedTest] = {}
+    for metric in names:
+        family = [number for number, pair in enumerate(tested) if pair.metric == metric]
+        for number, corrected in zip(family, holm(p[family]), strict=True):
+            test = replace(tested[number].untested, p=float(p[number]), corrected=float(corrected), family=len(family))
+            results[tested[number]] = test
     column = 0
-    for number, pair in enumerate(tried):
-        gaps = boots[:, column] if pair.averaged else boots[:, column] - boots[:, column + 1]
+    for pair in tested:
+        gaps = resamples[:, column] if pair.averaged else resamples[:, column] - resamples[:, column + 1]
         column += len(pair.cells)
-        chances = {"p": float(p[number]), "corrected": corrected[number], "family": len(own[pair.metric])}
-        results[pair] = replace(_measured(pair, gaps, table.groups), **chances)  # type: ignore[arg-type]
-    return [results.get(pair, pair.untested) for pair in found]
+        results[pair] = _measure(pair, results[pair], gaps, table.groups)
+    return [results.get(pair, pair.untested) for pair in all_pairs]
 
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
     """Two methods in one metric: parts of the images that both have, NaN elsewhere."""
 
-    names: tuple[str, str]
-    metric: str
+    untested: PairedTest
     one: Array
     other: Array
-    there: Array
+    has_both: Array
     aggregate: Aggregate
-    higher_is_better: bool
 
     @classmethod
     def of(cls, table: ScoreTable, metric: str, one: str, other: str) -> _Pair:
@@ -188,9 +180,14 @@ class _Pair:
         (first, aggregate), (second, _) = (table.judges[metric].cell(table.parts[m, metric]) for m in (one, other))
         if aggregate is mean:
             first, second = first[:, :1], second[:, :1]
-        there: Array = np.isfinite(np.concatenate([first, second], axis=1)).all(axis=1)
-        first, second = (np.where(there[:, None], parts, np.nan) for parts in (first, second))
-        return cls((one, other), metric, first, second, there, aggregate, table.higher_is_better[metric])
+        has_both: Array = np.isfinite(np.concatenate([first, second], axis=1)).all(axis=1)
+        first, second = (np.where(has_both[:, None], parts, np.nan) for parts in (first, second))
+        test = PairedTest(one, other, metric, table.higher_is_better[metric])
+        return cls(test, first, second, has_both, aggregate)
+
+    @property
+    def metric(self) -> str:
+        return self.untested.metric
 
     @property
     def averaged(self) -> bool:
@@ -203,19 +200,12 @@ class _Pair:
             return [(self.one - self.other, mean)]
         return [(self.one, self.aggregate), (self.other, self.aggregate)]
 
-    @property
-    def untested(self) -> Compared:
-        """What is known before anything is measured."""
-        nan, up = math.nan, self.higher_is_better
-        return Compared(*self.names, self.metric, 0, 0, nan, nan, nan, nan, nan, nan, nan, nan, 0, up)
 
-
-def _measured(pair: _Pair, gaps: Array, groups: Groups) -> Compared:
-    """Return everything but the p-values; a metric that is no mean has the deviation of its resamples as error."""
-    units = len(np.unique(members(len(pair.there), groups)[pair.there]))
-    ones = np.ones((1, len(pair.there)))
+def _measure(pair: _Pair, test: PairedTest, gaps: Array, groups: Groups) -> PairedTest:
+    """Add everything but the p-values; a metric that is no mean has the deviation of its resamples as error."""
+    units = len(np.unique(members(len(pair.has_both), groups)[pair.has_both]))
+    ones = np.ones((1, len(pair.has_both)))
     first, second = (float(pair.aggregate(parts, ones)[0]) for parts in (pair.one, pair.other))
-    gap = first - second
     if pair.averaged:
         error = clustered_error((pair.one - pair.other)[:, 0], groups)
     else:
@@ -223,19 +213,19 @@ def _measured(pair: _Pair, gaps: Array, groups: Groups) -> Compared:
     error = 0.0 if error <= ROUNDING * max(abs(first), abs(second)) else error  # all gaps are the same
     low, high = interval(gaps) if units > 1 else Interval(math.nan, math.nan)
     return replace(
-        pair.untested,
-        images=int(pair.there.sum()),
+        test,
+        images=int(pair.has_both.sum()),
         units=units,
-        difference=gap,
+        difference=first - second,
         low=low,
         high=high,
         error=error,
-        z=gap / error if error > 0 else math.nan,
-        detectable=detectable(error),
+        z=(first - second) / error if error > 0 else math.nan,
+        detectable=minimum_detectable(error),
     )
 
 
-def detectable(error: float, level: float = LEVEL, power: float = POWER) -> float:
+def minimum_detectable(error: float, level: float = LEVEL, power: float = POWER) -> float:
     """Return the least difference that a two-sided test finds with this power, from its standard error.
 
     ``(z_{1 - level / 2} + z_power) error``: 2.80 errors at 5 % and 80 %. By the normal distribution, so that it is too
@@ -254,36 +244,36 @@ def holm(p: Array) -> Array:
     In ascending order ``max_{j <= i} min(1, (m - j) p_j)``, j from 0.
     """
     p = np.asarray(p, np.float64)
-    tried = np.flatnonzero(~np.isnan(p))
-    order = tried[np.argsort(p[tried], kind="stable")]
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
     steps = np.minimum(1.0, p[order] * np.arange(len(order), 0, -1))
     corrected = np.full(len(p), np.nan)
     corrected[order] = np.maximum.accumulate(steps)
     return corrected
 
 
-def _chances(pairs: Sequence[_Pair], groups: Groups, samples: int, seed: int) -> Array:
+def _pair_p_values(pairs: Sequence[_Pair], groups: Groups, samples: int, seed: int) -> Array:
     """Return the p-value of every pair: all means at once, any other aggregate by itself."""
     p = np.full(len(pairs), np.nan)
     averaged = [number for number, pair in enumerate(pairs) if pair.averaged]
     if averaged:
         gaps = np.concatenate([pairs[number].one - pairs[number].other for number in averaged], axis=1)
-        p[averaged] = swapped(gaps, groups, samples, seed)
+        p[averaged] = swap_p_values(gaps, groups, samples, seed)
     for number, pair in enumerate(pairs):
         if not pair.averaged:
-            p[number] = _swapped_parts(pair, groups, samples, seed)
+            p[number] = _aggregate_p_value(pair, groups, samples, seed)
     return p
 
 
-def _swapped_parts(pair: _Pair, groups: Groups, samples: int, seed: int) -> float:
+def _aggregate_p_value(pair: _Pair, groups: Groups, samples: int, seed: int) -> float:
     """The same for a score that is no mean: of either method's parts, those that a swap gives it are aggregated."""
-    there = pair.there
+    there = pair.has_both
     member = np.unique(members(len(there), groups)[there], return_inverse=True)[1]
     parts = np.concatenate([pair.one[there], pair.other[there]])
 
     def gap(swap: Array) -> Array:
-        taken = swap[:, member]
-        first, second = (np.concatenate([1 - own, own], axis=1) for own in (taken, 1 - taken))
+        swapped = swap[:, member]
+        first, second = (np.concatenate([1 - weights, weights], axis=1) for weights in (swapped, 1 - swapped))
         return np.asarray(pair.aggregate(parts, first) - pair.aggregate(parts, second))[:, None]
 
-    return float(randomised(int(member.max()) + 1, samples, seed, gap, np.array([ROUNDING]))[0])
+    return float(_p_values(int(member.max()) + 1, samples, seed, gap, np.array([ROUNDING]))[0])

@@ -1,11 +1,10 @@
-"""How far a run is: its pace while it goes on, and what its folder tells at any time.
-
-A run on disk: what is wanted, every recorded plan, and one file for each finished unit.
+"""A run on disk: what is wanted, every recorded plan, and one file for each finished unit.
 
     run.json             the manifest: what is measured, with what
-    plans/0001.json      a plan: settings and units; a later plan adds units, and changes none
-    units/<id>.npz       what a unit found; numpy alone reads it
+    plans/0001.json      a plan: configurations and units; a later plan adds units, and changes none
+    units/<id>.npz       the result of a unit; numpy alone reads it
     failures/<id>.json   what went wrong with a unit, and how often it was tried
+    verified.json        sizes and times of unit files whose content was verified: they are not read at each start
 
 Files appear whole, by one rename. A run may come from anybody: what it says is checked before it is used, and a file
 that cannot be opened is one line. A unit of which the content is damaged is taken for missing, and made again.
@@ -16,11 +15,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,148 +27,27 @@ from numpy.typing import NDArray
 from vitreous import __version__
 from vitreous import io as disk
 from vitreous.benchmark.plan import wanted_units
-from vitreous.benchmark.protocol import Protocol, protocol_of_json
-from vitreous.benchmark.records import Checker, read_json
-from vitreous.benchmark.unit_file import DamagedUnit, Found, check_unit, packed, read_unit, unpacked
+from vitreous.benchmark.protocol import Protocol, protocol_from_json
+from vitreous.benchmark.protocol_io import Checker, read_json
+from vitreous.benchmark.unit_file import DamagedUnit, UnitResult, check_unit, pack_unit, read_unit
 from vitreous.benchmark.units import SCHEMA, RecordedPlan, RunConfig, Unit, check_manifest, is_digest
 from vitreous.errors import VitreousError, one_line
 
-__all__ = [
-    "Found",
-    "Pace",
-    "RecordedPlan",
-    "SCHEMA",
-    "Status",
-    "Store",
-    "in_words",
-    "packed",
-    "status",
-    "unpacked",
-]
-
-
-@dataclass
-class Pace:
-    """The rate of a run since it was first looked at, and the time that is left at this rate."""
-
-    began: float = field(default_factory=time.monotonic)
-    first: float | None = None
-
-    def line(self, done: float, total: float | None) -> str:
-        """Return a line such as ``12/80 units, 0.9 per second, 1 min 16 s left``."""
-        self.first = done if self.first is None else self.first
-        passed, here = time.monotonic() - self.began, done - self.first
-        text = f"{done:.0f}/{total or 0:.0f} units"
-        if here <= 0 or passed <= 0:
-            return text
-        rate = here / passed
-        told = f"{rate:.1f} per second" if rate >= 1 else f"{60 * rate:.1f} per minute"
-        return f"{text}, {told}, {in_words(((total or 0) - done) / rate)} left"
-
-
-def in_words(seconds: float) -> str:
-    """Return a time as people say it."""
-    whole = round(seconds)
-    for name, size, smaller, less in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // less} {smaller}"
-    return f"{whole} s"
-
-
-@dataclass(frozen=True)
-class Status:
-    """What the folder of a run tells.
-
-    ``models`` has units done and all of them by label; ``left`` is the time that one worker needs for the rest, from
-    the seconds of finished units of the same kind, if there are any. ``unreadable`` and ``unsure`` are reasons by the
-    names of pictures that are left out, ``raised`` those on which a method of others failed,
-    by method, ``versions`` how many units are from which version of Vitreous, ``failures``
-    what went wrong with a unit, try by try, finished or not.
-    """
-
-    protocol: str
-    models: Mapping[str, tuple[int, int]]
-    revisions: Mapping[int, str]
-    failures: Mapping[str, list[str]]
-    unreadable: Mapping[str, str]
-    unsure: Mapping[str, str]
-    raised: Mapping[str, Mapping[str, str]]
-    versions: Mapping[str, int]
-    broken: tuple[str, ...]
-    seconds: float
-    left: float | None
-    size: int
-
-    @property
-    def done(self) -> int:
-        return sum(done for done, _ in self.models.values())
-
-    @property
-    def total(self) -> int:
-        return sum(total for _, total in self.models.values())
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": "vitreous.status/1", "done": self.done, "total": self.total, **asdict(self)}
-
-
-def status(store: Store) -> Status:
-    """Read how far a run is; every finished unit is asked for its words."""
-    plans, finished = store.plans(), store.finished()
-    done: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    took: dict[tuple[str, bool], list[float]] = defaultdict(list)
-    open_units: list[tuple[RecordedPlan, Unit]] = []
-    out: dict[str, dict[str, str]] = {"unreadable": {}, "unsure": {}}
-    raised: dict[str, dict[str, str]] = {}
-    broken, seconds, versions = [], 0.0, Counter[str]()
-    for plan, unit in wanted_units(plans):
-        label = plan.settings[unit.setting].label
-        total[label] += 1
-        said = store.said(unit.id) if unit.id in finished else None
-        if said is None:
-            open_units.append((plan, unit))
-            broken += [unit.id] if unit.id in finished else []
-            continue
-        done[label] += 1
-        seconds += said.get("seconds", 0.0)
-        versions[said.get("versions", {}).get("vitreous", "unknown")] += 1
-        took[label, unit.judges].append(said.get("seconds", 0.0) / len(unit.pictures))
-        for what, reasons in out.items():
-            reasons |= {plan.names[picture]: why for picture, why in said.get(what, {}).items()}
-        for name, reasons in said.get("raised", {}).items():
-            raised.setdefault(name, {}).update(reasons)
-    manifest = store.manifest() or {}
-    return Status(
-        protocol=manifest.get("wanted", {}).get("protocol", {}).get("name", "?"),
-        models={label: (done[label], count) for label, count in total.items()},
-        revisions={plan.revision: plan.why for plan in plans},
-        failures=store.failures(),
-        unreadable=out["unreadable"],
-        unsure=out["unsure"],
-        raised=raised,
-        versions=dict(versions),
-        broken=tuple(broken),
-        seconds=seconds,
-        left=_left(open_units, took),
-        size=store.size,
-    )
-
-
-def _left(open_units: list[tuple[RecordedPlan, Unit]], took: Mapping[tuple[str, bool], list[float]]) -> float | None:
-    """Return the seconds that are left at the mean pace of a picture; ``None`` where some kind has none yet."""
-    seconds = 0.0
-    for plan, unit in open_units:
-        paces = took.get((plan.settings[unit.setting].label, unit.judges))
-        if not paces:
-            return None
-        seconds += sum(paces) / len(paces) * len(unit.pictures)
-    return seconds
-
+__all__ = ["Status", "Store", "read_bytes", "status"]
 
 _MOST_REASON = 500  # characters
 _MOST_UNIT = 2**31  # bytes: a unit is some megabytes
-_PATIENCE = 600.0  # seconds: planning opens models
+_PLANNING_TIMEOUT = 600.0  # seconds: planning opens models
 _PLAN = re.compile(r"[0-9]{4,9}\.json")
+_VERIFIED = "verified.json"
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """A unit file whose content was verified: what tells that it has not changed, and which code made it."""
+
+    stamp: tuple[int, ...]
+    versions: Mapping[str, str]
 
 
 class Store:
@@ -180,28 +57,30 @@ class Store:
         self.path = Path(path)
         self._plans: dict[str, RecordedPlan] = {}
         self._units: tuple[int, dict[str, Unit]] = 0, {}
+        self.unit_versions: list[Mapping[str, str]] = []
+        """The versions of the code that made each finished unit; ``mend`` reads them."""
 
     # -- the run -----------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: str | Path, wanted: Mapping[str, Any], seen: Mapping[str, Any] | None = None) -> Store:
+    def create(cls, path: str | Path, wanted: Mapping[str, Any], previous: Mapping[str, Any] | None = None) -> Store:
         """Open a run that is there for the same thing, or begin it; a folder that is not ours is refused.
 
-        ``wanted`` may extend what the run's manifest wanted when it was ``seen`` (empty: there was no run): then it is
+        ``wanted`` may extend what the run's manifest wanted before (``previous``; empty: there was no run): then it is
         refused where another process has written another protocol since, which it does not know of.
         """
         store = cls(path)
         with disk.lock(store.path / "run"):
-            known = store.manifest()
-            if known is None:
+            manifest = store.manifest()
+            if manifest is None:
                 if any(not name.startswith(".vitreous-") for name in os.listdir(store.path)):
                     raise VitreousError(f"{path} holds something that is no run of ours; choose another place")
                 store._write("run.json", {"schema": SCHEMA, "vitreous": __version__, "wanted": dict(wanted)})
-            elif known["wanted"] != (new := json.loads(json.dumps(wanted))):
-                protocols = [each.get("protocol") for each in (seen or {}, new)]
-                if seen is not None and known["wanted"].get("protocol") not in protocols:
+            elif manifest["wanted"] != (new := json.loads(json.dumps(wanted))):
+                protocols = [(previous or {}).get("protocol"), new.get("protocol")]
+                if previous is not None and manifest["wanted"].get("protocol") not in protocols:
                     raise VitreousError(f"{path} was changed by another command meanwhile: run this one again")
-                store._write("run.json", {**known, "wanted": dict(wanted)}, overwrite=True)  # extended: units stay
+                store._write("run.json", {**manifest, "wanted": dict(wanted)}, overwrite=True)  # units stay
         return store
 
     @classmethod
@@ -213,7 +92,7 @@ class Store:
         return store
 
     def manifest(self) -> dict[str, Any] | None:
-        """Return what ``run.json`` says; ``None`` where there is none."""
+        """Return the content of ``run.json``; ``None`` where there is none."""
         file = self.path / "run.json"
         try:
             return check_manifest(read_json(file), file)
@@ -225,7 +104,7 @@ class Store:
         wanted = (self.manifest() or {}).get("wanted", {})
         if "protocol" not in wanted:
             raise VitreousError(f"{self.path / 'run.json'}: wanted.protocol is missing")
-        return protocol_of_json(wanted["protocol"], f"{self.path / 'run.json'}: wanted.protocol")
+        return protocol_from_json(wanted["protocol"], f"{self.path / 'run.json'}: wanted.protocol")
 
     # -- plans -------------------------------------------------------------------------------------------
 
@@ -236,8 +115,8 @@ class Store:
             if name not in self._plans:  # what is written is never changed
                 plan = self._read_plan(name)
                 if plan.revision != number or name != _plan_name(number):
-                    known = "" if plan.revision == int(name[:-5]) else f", and says that it is plan {plan.revision}"
-                    raise VitreousError(f"{self.path / 'plans' / name} is plan file {number} of the run{known}")
+                    other = "" if plan.revision == int(name[:-5]) else f", and says that it is plan {plan.revision}"
+                    raise VitreousError(f"{self.path / 'plans' / name} is plan file {number} of the run{other}")
                 self._plans[name] = plan
         return list(self._plans.values())
 
@@ -250,22 +129,25 @@ class Store:
 
     def add_plan(
         self,
-        settings: list[RunConfig],
-        units: list[Unit],
+        configs: Sequence[RunConfig],
+        units: Sequence[Unit],
         why: str,
         names: Mapping[str, str],
         replaces: Sequence[str] = (),
         versions: Mapping[str, str] | None = None,
     ) -> RecordedPlan:
         """Record a plan under the next number; the caller holds ``planning``."""
-        plan = RecordedPlan(len(self.plans()) + 1, settings, units, why, names, replaces, versions)
+        revision = len(self.plans()) + 1
+        plan = RecordedPlan(
+            revision, tuple(configs), tuple(units), why, dict(names), tuple(replaces), dict(versions or {})
+        )
         self._write(f"plans/{_plan_name(plan.revision)}", plan.to_json())
         return plan
 
     @contextmanager
     def planning(self) -> Iterator[list[RecordedPlan]]:
         """Be the only one to add a plan; gives those that are there."""
-        with disk.lock(self.path / "planning", timeout=_PATIENCE):
+        with disk.lock(self.path / "planning", timeout=_PLANNING_TIMEOUT):
             yield self.plans()
 
     # -- units -------------------------------------------------------------------------------------------
@@ -280,7 +162,7 @@ class Store:
         if unit not in self._units[1]:
             plans = self.plans()
             if len(plans) != self._units[0]:
-                self._units = len(plans), {own.id: own for plan in plans for own in plan.units}
+                self._units = len(plans), {planned.id: planned for plan in plans for planned in plan.units}
         return self._units[1].get(unit)
 
     def _names(self, folder: str) -> list[str]:
@@ -299,14 +181,43 @@ class Store:
     def mend(self) -> dict[str, str]:
         """Remove unit files with damaged content, so that they are made again; return what is wrong with each.
 
-        A file that cannot be opened is an error: what it holds may be whole.
+        A file that cannot be opened is an error: what it holds may be whole. One that was verified before, and has the
+        same size, inode and times of change since, is not read again.
         """
-        broken = dict(self.damage())
-        for unit in broken:
-            with self.claim(unit) as mine:
-                if mine:
+        before, verified = self._read_verified(), {}
+        damaged = {}
+        for unit in sorted(self.finished()):
+            stamp = self._stamp(unit)
+            if unit in before and before[unit].stamp == stamp:
+                verified[unit] = before[unit]
+                continue
+            try:
+                result = self._read(unit)
+            except DamagedUnit as error:
+                damaged[unit] = str(error)
+            else:
+                versions = {} if result is None else result.info.get("versions", {})
+                verified[unit] = _Verified(stamp, versions)
+        for unit in damaged:
+            with self.claim(unit) as is_mine:
+                if is_mine:
                     disk.discard(self._unit(unit))
-        return broken
+        if verified != before:
+            self._write(_VERIFIED, {unit: asdict(record) for unit, record in verified.items()}, overwrite=True)
+        self.unit_versions = [record.versions for record in verified.values()]
+        return damaged
+
+    def _stamp(self, unit: str) -> tuple[int, ...]:
+        """Return what tells that a file has not changed; nothing of it is read."""
+        status = os.lstat(self._unit(unit))
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
+
+    def _read_verified(self) -> dict[str, _Verified]:
+        """Return what is known of unit files that were verified here; nothing where the list cannot be read."""
+        with suppress(FileNotFoundError, VitreousError):
+            check = Checker(_VERIFIED)
+            return dict(check.value(read_json(self.path / _VERIFIED), Mapping[str, _Verified], "units"))
+        return {}
 
     def damage(self) -> Iterator[tuple[str, str]]:
         """Yield every unit with damaged content, and what is wrong with it."""
@@ -327,36 +238,36 @@ class Store:
                 return
             yield self.read(unit) is None
 
-    def write(self, unit: str, arrays: Mapping[str, NDArray[Any]], said: Mapping[str, Any]) -> None:
-        """Write what a unit found; the caller holds its claim."""
-        self.put(unit, packed(arrays, said))
+    def write(self, unit: str, arrays: Mapping[str, NDArray[Any]], info: Mapping[str, Any]) -> None:
+        """Write the result of a unit; the caller holds its claim."""
+        self.put(unit, pack_unit(arrays, info))
 
     def put(self, unit: str, content: bytes) -> None:
         """Write the file of a unit as it is; the caller holds its claim."""
         disk.write_file(_no_link(self._unit(unit)), content, overwrite=True, held=True)
 
-    def read(self, unit: str) -> Found | None:
-        """Return what a unit found; ``None`` where it is missing or its content is damaged."""
+    def read(self, unit: str) -> UnitResult | None:
+        """Return the result of a unit; ``None`` where it is missing or its content is damaged."""
         with suppress(DamagedUnit):
             return self._read(unit)
         return None
 
-    def some(self, unit: str, names: Iterable[str]) -> Found | None:
-        """Return some arrays of a unit and its words; what else is in it stays on disk."""
+    def read_arrays(self, unit: str, names: Iterable[str]) -> UnitResult | None:
+        """Return some arrays of a unit and its description; what else is in it stays on disk."""
         with suppress(DamagedUnit, KeyError):
             return self._read(unit, names)
         return None
 
-    def said(self, unit: str) -> dict[str, Any] | None:
-        """Return the words of a unit without its arrays."""
-        found = self.some(unit, ())
-        return None if found is None else found[1]
+    def info(self, unit: str) -> dict[str, Any] | None:
+        """Return the description of a unit without its arrays."""
+        result = self.read_arrays(unit, ())
+        return None if result is None else result.info
 
-    def _read(self, unit: str, names: Iterable[str] | None = None) -> Found | None:
+    def _read(self, unit: str, names: Iterable[str] | None = None) -> UnitResult | None:
         path = self._unit(unit)
         try:
             with disk.open_file(path, _MOST_UNIT) as file:
-                found = read_unit(file, os.fstat(file.fileno()).st_size, names)
+                result = read_unit(file, os.fstat(file.fileno()).st_size, names)
         except FileNotFoundError:
             if path.is_symlink():
                 raise VitreousError(f"{path} cannot be read: it is a link that leads nowhere") from None
@@ -365,16 +276,12 @@ class Store:
             raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
         except VitreousError as error:
             raise VitreousError(f"{path} {error}") from None
-        check_unit(found, unit, self._planned(unit), whole=names is None)
-        return found
+        check_unit(result, unit, self._planned(unit), complete=names is None)
+        return result
 
     def content(self, unit: str) -> bytes:
         """Return the file of a finished unit as it is."""
-        path = self._unit(unit)
-        try:
-            return disk.read_file(path, _MOST_UNIT)
-        except OSError as error:
-            raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
+        return read_bytes(self._unit(unit), _MOST_UNIT)
 
     @property
     def size(self) -> int:
@@ -397,17 +304,25 @@ class Store:
 
     def failures(self) -> dict[str, list[str]]:
         """Return why units failed, try by try."""
-        found: dict[str, list[str]] = {}
+        failures: dict[str, list[str]] = {}
         for name in self._names("failures"):
             file, unit = self.path / "failures" / name, name.removesuffix(".json")
             if name != unit and is_digest(unit):
                 with suppress(FileNotFoundError):
-                    found[unit] = _tries(read_json(file), file)
-        return found
+                    failures[unit] = _tries(read_json(file), file)
+        return failures
 
     def _write(self, name: str, data: Any, *, overwrite: bool = False) -> None:
         text = json.dumps(data, indent=1, allow_nan=False, default=str) + "\n"
         disk.write_file(_no_link(self.path / name), text.encode(), overwrite=overwrite)
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a file of a run; what cannot be read is one line."""
+    try:
+        return disk.read_file(path, most)
+    except OSError as error:
+        raise VitreousError(one_line(f"{path} cannot be read: {error.strerror or error}")) from None
 
 
 def _tries(data: Any, file: Path) -> list[str]:
@@ -427,3 +342,94 @@ def _no_link(file: Path) -> Path:
     if file.is_symlink():
         disk.discard(file)
     return file
+
+
+# -- how far it is -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is.
+
+    ``models`` has units done and all of them by label; ``left`` is the time that one worker needs for the rest, from
+    the seconds of finished units of the same kind, if there are any. ``unreadable`` and ``uncertain`` are reasons by
+    the names of images that are left out, ``failed`` those on which an external method failed, by method, ``versions``
+    how many units are from which version of Vitreous, ``failures`` what went wrong with a unit, try by try, finished or
+    not.
+    """
+
+    protocol: str
+    models: Mapping[str, tuple[int, int]]
+    revisions: Mapping[int, str]
+    failures: Mapping[str, list[str]]
+    unreadable: Mapping[str, str]
+    uncertain: Mapping[str, str]
+    failed: Mapping[str, Mapping[str, str]]
+    versions: Mapping[str, int]
+    damaged: tuple[str, ...]
+    seconds: float
+    left: float | None
+    size: int
+
+    @property
+    def done(self) -> int:
+        return sum(done for done, _ in self.models.values())
+
+    @property
+    def total(self) -> int:
+        return sum(total for _, total in self.models.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": "vitreous.status/1", "done": self.done, "total": self.total, **asdict(self)}
+
+
+def status(store: Store) -> Status:
+    """Read how far a run is; of every finished unit the description is read."""
+    plans, finished = store.plans(), store.finished()
+    done: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    paces: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    unfinished: list[tuple[str, Unit]] = []
+    left_out: dict[str, dict[str, str]] = {"unreadable": {}, "uncertain": {}}
+    failed: dict[str, dict[str, str]] = {}
+    damaged, seconds, versions = [], 0.0, Counter[str]()
+    for plan, unit in wanted_units(plans):
+        label = plan.config_of(unit).label
+        total[label] += 1
+        info = store.info(unit.id) if unit.id in finished else None
+        if info is None:
+            unfinished.append((label, unit))
+            damaged += [unit.id] if unit.id in finished else []
+            continue
+        done[label] += 1
+        seconds += info.get("seconds", 0.0)
+        versions[info.get("versions", {}).get("vitreous", "unknown")] += 1
+        paces[label, unit.is_scoring].append(info.get("seconds", 0.0) / len(unit.images))
+        for kind, reasons in left_out.items():
+            reasons |= {plan.names[image]: why for image, why in info.get(kind, {}).items()}
+        for method, reasons in info.get("failed", {}).items():
+            failed.setdefault(method, {}).update(reasons)
+    return Status(
+        protocol=(store.manifest() or {}).get("wanted", {}).get("protocol", {}).get("name", "?"),
+        models={label: (done[label], count) for label, count in total.items()},
+        revisions={plan.revision: plan.why for plan in plans},
+        failures=store.failures(),
+        **left_out,
+        failed=failed,
+        versions=dict(versions),
+        damaged=tuple(damaged),
+        seconds=seconds,
+        left=_time_left(unfinished, paces),
+        size=store.size,
+    )
+
+
+def _time_left(unfinished: list[tuple[str, Unit]], paces: Mapping[tuple[str, bool], list[float]]) -> float | None:
+    """Return the seconds that are left at the mean pace of an image; ``None`` where some kind has none yet."""
+    seconds = 0.0
+    for label, unit in unfinished:
+        known = paces.get((label, unit.is_scoring))
+        if not known:
+            return None
+        seconds += sum(known) / len(known) * len(unit.images)
+    return seconds

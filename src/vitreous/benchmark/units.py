@@ -1,9 +1,8 @@
-"""Units of work: what is to be explained or judged, as plain data, known by a digest of all that can change a number.
+"""Units of work: what is to be explained or scored, as plain data, known by a digest of all that can change a number.
 
-An *explaining* unit makes the maps of some methods for a group of pictures; a *judging* unit reads stored maps of the
-same pictures and scores them. Neither knows where or in which order it runs.
-
-What a run records as JSON: its manifest and its plans, refused in a line where they are not what they should be.
+An *attribution* unit makes the maps of some methods for a group of images; a *scoring* unit reads stored maps of the
+same images and evaluates them. Neither knows where or in which order it runs. A plan records units with the
+configuration of each model, and is refused in a line where it is not what it should be.
 """
 
 from __future__ import annotations
@@ -11,39 +10,26 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitreous.benchmark.protocol import protocol_of_json
-from vitreous.benchmark.records import Checker
+from vitreous.benchmark.protocol import checked, protocol_from_json
+from vitreous.benchmark.protocol_io import Checker
+from vitreous.metrics import EvaluationConfig
 
-__all__ = [
-    "RecordedPlan",
-    "SCHEMA",
-    "RunConfig",
-    "Task",
-    "Unit",
-    "check_manifest",
-    "digest_of",
-    "is_digest",
-]
+__all__ = ["SCHEMA", "RecordedPlan", "RunConfig", "Task", "Unit", "check_manifest", "digest_of", "is_digest"]
 
+SCHEMA, _PLAN_SCHEMA = "vitreous.run/1", "vitreous.plan/1"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_PICTURE = re.compile(r"[^\W_]{8,64}")
-_CHOICES = {
-    "target": ("pred", "label", "given"),
-    "output": ("logit", "prob", "logprob"),
-    "precision": ("float32", "float16", "bfloat16"),
-    "interpolation": ("bilinear", "nearest"),
-    "tie_breaking": ("random", "raster", "reverse_raster"),
-    "nan_policy": ("exclude", "lowest", "raise"),
-}
+_IMAGE = re.compile(r"[^\W_]{8,64}")
 _MODES = ("given", "pred", "label")
-_RANGES = {"images_per_unit": 2**31, "attribution_batch": 2**31, "forward_batch": 2**31, "threads": 2**12}
-_MOST_SIDE = 2**15
+_MOST_SIDE, _MOST_THREADS = 2**15, 2**12
+_CONFIG_FIELDS = tuple(f.name for f in fields(EvaluationConfig) if f.name != "seed")
+"""Of a recorded configuration; the seed is that of a unit."""
+_BATCH_SIZES = ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")
 
 
 def digest_of(value: Any) -> str:
@@ -58,25 +44,24 @@ def is_digest(text: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What every setting says about how pictures are prepared."""
+class _Preprocessing:
+    """What a configuration must say about how images are prepared."""
 
-    size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop: float
-    mode: str
+    size: tuple[int, int] = field(metadata={"least": 1, "most": _MOST_SIDE})
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    interpolation: str = ""
+    crop: float = 1.0
+    mode: str = ""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """How the units of one model are run: the recorded numbers of a ``judge.Plan``, and who the model is.
+    """How the units of one model are run: who the model is, the methods and metrics, and the evaluation.
 
-    ``methods`` and ``metrics`` are spellings by label; ``marks`` are the digests of what the methods are made of,
-    ``metric_marks`` those of the code of metrics that are not of Vitreous.
-    ``images`` go into one unit, ``inner`` inputs into one pass, ``states`` perturbed images into one forward; with
-    ``threads`` they change the last bits of a number and nothing else.
+    ``methods`` and ``metrics`` are specs by label; ``method_digests`` are those of what the methods are made of,
+    ``metric_digests`` those of the code of metrics that are not of Vitreous. Batch sizes and ``threads`` change the
+    last bits of a number and nothing else.
     """
 
     label: str
@@ -84,142 +69,128 @@ class RunConfig:
     fingerprint: str
     dtype: str
     device: str
-    size: tuple[int, int]
+    size: tuple[int, int] = field(metadata={"least": 1, "most": _MOST_SIDE})
     preprocess: Mapping[str, Any]
     methods: Mapping[str, str]
     method_digests: Mapping[str, str]
     metrics: Mapping[str, str]
-    modes: tuple[str, ...] = ("given",)
+    modes: tuple[str, ...] = checked(("given",), filled=True, choices=_MODES)
     data: str = ""
-    target: str = "pred"
     has_labels: bool = False
-    output: str = "logit"
-    class_subset: tuple[int, ...] | None = None
-    precision: str = "float32"
-    interpolation: str = "bilinear"
-    tie_breaking: str = "random"
-    nan_policy: str = "exclude"
     least_confidence: float | None = None
-    memory_gb: float = 4.0
-    images_per_unit: int = 32
-    attribution_batch: int = 32
-    forward_batch: int = 32
-    threads: int = 1
+    threads: int = checked(1, least=1, most=_MOST_THREADS)
     metric_digests: Mapping[str, str] = field(default_factory=dict)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def metric_digest(self, label: str) -> str:
         """Return the digest of a metric's code; nothing for those of Vitreous."""
         return self.metric_digests.get(label, "")
 
-    def narrowed(self, methods: Collection[str], metrics: Collection[str]) -> RunConfig:
-        """Return the setting with these methods and metrics alone, by label."""
+    def made_of(self, label: str) -> tuple[str, str]:
+        """Return what a method is, whatever it is called: its spec and digest."""
+        return self.methods[label], self.method_digests[label]
+
+    def restricted_to(self, methods: Iterable[str], metrics: Iterable[str]) -> RunConfig:
+        """Return the configuration with these methods and metrics alone, by label and in this order."""
+        rows, columns = list(methods), list(metrics)
         return replace(
             self,
-            methods={name: how for name, how in self.methods.items() if name in methods},
-            method_digests={name: mark for name, mark in self.method_digests.items() if name in methods},
-            metrics={name: how for name, how in self.metrics.items() if name in metrics},
-            metric_digests={name: mark for name, mark in self.metric_digests.items() if name in metrics},
+            methods={label: self.methods[label] for label in rows},
+            method_digests={label: self.method_digests[label] for label in rows},
+            metrics={label: self.metrics[label] for label in columns},
+            metric_digests={label: self.metric_digests[label] for label in columns if label in self.metric_digests},
         )
+
+    @property
+    def batch_sizes(self) -> dict[str, Any]:
+        return {name: getattr(self.evaluation, name) for name in _BATCH_SIZES}
+
+    def with_batch_sizes(self, **sizes: Any) -> RunConfig:
+        return replace(self, evaluation=replace(self.evaluation, **sizes))
 
     @cached_property
     def identity(self) -> str:
-        """A digest of what numbers depend on beyond rounding, beside methods, metrics, seed and pictures."""
-        left_out = {
-            "images_per_unit",
-            "attribution_batch",
-            "forward_batch",
-            "threads",
-            "memory_gb",
-            "device",
-            "metric_digests",
-        }
-        facts = {name: value for name, value in asdict(self).items() if name not in left_out}
+        """A digest of what numbers depend on beyond rounding, beside methods, metrics, seed and images."""
+        facts = self.to_json()
+        for name in (*_BATCH_SIZES, "threads", "device", "metric_digests"):
+            del facts[name]
         apart = ("methods", "method_digests", "metrics", "modes", "label", "model", "data")
         return digest_of({**facts, **dict.fromkeys(apart)})
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the configuration as plain data, that of the evaluation beside the rest: digests are of these keys."""
+        facts = asdict(self)
+        evaluation = facts.pop("evaluation")
+        return {**facts, **{name: evaluation[name] for name in _CONFIG_FIELDS}}
 
     @classmethod
     def from_json(cls, data: Any, check: Checker, key: str) -> RunConfig:
-        """Return the setting that a plan records, with every value checked."""
-        made = check.record(cls, data, key)
-        names = _Prepared.__dataclass_fields__
-        prepared = {name: value for name, value in made.preprocess.items() if name in names}
-        size = check.record(_Prepared, prepared, f"{key}.preprocess").size
-        for name, options in _CHOICES.items():
-            if getattr(made, name) not in options:
-                raise check.wrong(f"{key}.{name}", getattr(made, name), f"is not one of {', '.join(options)}")
-        for name, most in _RANGES.items():
-            if not 1 <= getattr(made, name) <= most:
-                raise check.wrong(f"{key}.{name}", getattr(made, name), f"must be from 1 to {most}")
-        if not all(1 <= side <= _MOST_SIDE for side in (*made.size, *size)):
-            raise check.wrong(f"{key}.size", [*made.size, *size], f"must be from 1 to {_MOST_SIDE}")
-        if not made.modes or not set(made.modes) <= set(_MODES):
-            raise check.wrong(f"{key}.modes", list(made.modes), f"are kinds of class, of {', '.join(_MODES)}")
-        if made.method_digests.keys() != made.methods.keys():
-            raise check.wrong(
-                f"{key}.marks", sorted(made.method_digests), "must be there for each of the methods and no other"
-            )
-        return made
+        """Return the configuration that a plan records, with every value checked."""
+        table = check.value(data, Mapping[str, Any], key)
+        evaluation = {name: table[name] for name in _CONFIG_FIELDS if name in table}
+        config = check.record(cls, {name: value for name, value in table.items() if name not in evaluation}, key)
+        names = {f.name for f in fields(_Preprocessing)}
+        if missing := sorted(names - config.preprocess.keys()):
+            raise check.wrong(f"{key}.preprocess", sorted(config.preprocess), f"{missing[0]} is missing")
+        preprocess = {name: value for name, value in config.preprocess.items() if name in names}
+        check.record(_Preprocessing, preprocess, f"{key}.preprocess")
+        if config.method_digests.keys() != config.methods.keys():
+            digests = sorted(config.method_digests)
+            raise check.wrong(f"{key}.method_digests", digests, "must be there for each of the methods and no other")
+        return replace(config, evaluation=check.record(EvaluationConfig, evaluation, key))
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work on a group of pictures, which are known by their digests.
+    """One piece of work on a group of images, which are known by their digests.
 
-    An explaining unit has ``modes``, the kinds of class that are explained (``given``, ``pred`` or ``label``). A
-    judging one has ``metrics``; it finds its maps by picture, method, seed and mode.
-    ``setting`` is the number of its setting in the plan, and ``id`` a digest of everything.
+    An attribution unit has ``modes``, the kinds of class that are explained (``given``, ``pred`` or ``label``). A
+    scoring one has ``metrics``; it finds its maps by image, method, seed and mode. ``config`` is the number of its
+    configuration in the plan, and ``id`` a digest of everything.
     """
 
     id: str
-    setting: int
+    config: int
     seed: int
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     methods: tuple[str, ...]
-    modes: tuple[str, ...] = ()
+    modes: tuple[str, ...] = checked((), choices=_MODES)
     metrics: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls,
-        setting: RunConfig,
+        config: RunConfig,
         number: int,
         seed: int,
-        pictures: Sequence[str],
+        images: Sequence[str],
         methods: Sequence[str],
         modes: Sequence[str] = (),
         metrics: Sequence[str] = (),
     ) -> Unit:
         """Return the unit with its digest."""
-        lists = tuple(pictures), tuple(sorted(methods)), tuple(modes), tuple(metrics)
-        unit = cls("", number, seed, *lists)
-        return replace(unit, id=unit.digest(setting, setting.to_json()))
+        unit = cls("", number, seed, tuple(images), tuple(sorted(methods)), tuple(modes), tuple(metrics))
+        return replace(unit, id=unit.digest(config))
 
-    def digest(self, setting: RunConfig, recorded: Mapping[str, Any]) -> str:
-        """Return the digest of all that this unit depends on; ``recorded`` is the setting as its plan has it.
-
-        An earlier version may have recorded fewer values: they are not in its digests.
-        """
+    def digest(self, config: RunConfig) -> str:
+        """Return the digest of all that this unit depends on."""
+        metric_digests = {name: config.metric_digest(name) for name in self.metrics if config.metric_digest(name)}
         facts = {
-            **recorded,
-            **dict.fromkeys(("label", "model", "data")),  # words for it: weights and pictures have digests
-            "methods": {name: [setting.methods[name], setting.method_digests[name]] for name in sorted(self.methods)},
+            **config.to_json(),
+            **dict.fromkeys(("label", "model", "data")),  # words for it: weights and images have digests
+            "methods": {name: list(config.made_of(name)) for name in sorted(self.methods)},
             "method_digests": None,
             "modes": list(self.modes),
-            "metrics": {name: setting.metrics[name] for name in sorted(self.metrics)},
-            "metric_digests": {
-                name: setting.metric_digest(name) for name in self.metrics if setting.metric_digest(name)
-            },
+            "metrics": {name: config.metrics[name] for name in sorted(self.metrics)},
             "seed": self.seed,
-            "pictures": list(self.pictures),
+            "pictures": list(self.images),
         }
-        return digest_of({name: fact for name, fact in facts.items() if fact or name != "metric_digests"})
+        del facts["metric_digests"]
+        return digest_of({**facts, "metric_digests": metric_digests} if metric_digests else facts)
 
     @property
-    def judges(self) -> bool:
-        """Whether it scores maps, and does not make them."""
+    def is_scoring(self) -> bool:
+        """Whether it evaluates maps, and does not make them."""
         return bool(self.metrics)
 
     def to_json(self) -> dict[str, Any]:
@@ -227,128 +198,102 @@ class Unit:
 
     @classmethod
     def from_json(cls, data: Any, check: Checker, key: str) -> Unit:
-        """Return the unit that a file records, with every value checked that can be without its setting."""
-        made = check.record(cls, data, key)
-        if not is_digest(made.id):
-            raise check.wrong(f"{key}.id", made.id, "is no digest")
-        for name in ("pictures", "methods", "modes", "metrics"):
-            values = getattr(made, name)
+        """Return the unit that a file records, with every value checked that can be without its configuration."""
+        unit = check.record(cls, data, key)
+        if not is_digest(unit.id):
+            raise check.wrong(f"{key}.id", unit.id, "is no digest")
+        for name in ("images", "methods", "modes", "metrics"):
+            values = getattr(unit, name)
             if len(set(values)) < len(values):
                 raise check.wrong(f"{key}.{name}", list(values), "has something twice")
-        if not all(map(_PICTURE.fullmatch, made.pictures)) or not made.pictures:
-            raise check.wrong(f"{key}.pictures", list(made.pictures), "must be digests")
-        if not made.methods or bool(made.modes) == bool(made.metrics) or not set(made.modes) <= set(_MODES):
-            raise check.wrong(key, made.id, "must have methods, and either metrics or kinds of class")
-        return made
+        if not all(map(_IMAGE.fullmatch, unit.images)) or not unit.images:
+            raise check.wrong(f"{key}.images", list(unit.images), "must be digests")
+        if not unit.methods or bool(unit.modes) == bool(unit.metrics):
+            raise check.wrong(key, unit.id, "must have methods, and either metrics or kinds of class")
+        return unit
 
-    def check(
-        self, settings: Sequence[RunConfig], recorded: Sequence[Mapping[str, Any]], where: Checker, key: str
-    ) -> None:
+    def check(self, configs: Sequence[RunConfig], names: Collection[str], where: Checker, key: str) -> None:
         """Refuse a unit that is not what its plan can mean: its id must be the digest of its content."""
-        if not 0 <= self.setting < len(settings):
-            raise where.wrong(f"{key}.setting", self.setting, f"there are {len(settings)} settings, counted from 0")
-        setting = settings[self.setting]
-        for name, labels, known in (
-            ("methods", self.methods, setting.methods),
-            ("metrics", self.metrics, setting.metrics),
-        ):
+        if not 0 <= self.config < len(configs):
+            raise where.wrong(f"{key}.config", self.config, f"there are {len(configs)} configs, counted from 0")
+        config = configs[self.config]
+        for kind, labels in (("methods", self.methods), ("metrics", self.metrics)):
             for label in labels:
-                if label not in known:
-                    raise where.wrong(f"{key}.{name}", label, f"is not among the {name} of its setting")
-        if self.digest(setting, recorded[self.setting]) != self.id:
+                if label not in getattr(config, kind):
+                    raise where.wrong(f"{key}.{kind}", label, f"is not among the {kind} of its config")
+        if self.digest(config) != self.id:
             raise where.wrong(f"{key}.id", self.id, "is not the digest of its content")
+        nameless = next((image for image in self.images if image not in names), None)
+        if nameless is not None:
+            raise where.wrong(f"{key}.images", nameless, "has no name in names")
 
 
 @dataclass(frozen=True)
 class Task:
-    """Units of the same pictures and model, in their order: what one worker takes at a time."""
+    """Units of the same images and model, in their order: what one worker takes at a time."""
 
-    units: tuple[Unit, ...] = field(default_factory=tuple)
+    units: tuple[Unit, ...]
 
     @property
-    def pictures(self) -> tuple[str, ...]:
-        return self.units[0].pictures
+    def images(self) -> tuple[str, ...]:
+        return self.units[0].images
 
 
-SCHEMA = "vitreous.run/1"
-
-
+@dataclass(frozen=True)
 class RecordedPlan:
-    """Settings and units as they were decided once; ``revision`` counts from 1.
+    """Configurations and units as they were decided once; ``revision`` counts from 1.
 
-    ``names`` are those of the pictures by their digests. ``replaces`` are units of earlier plans that these stand for:
-    memory ran out, and they are run in smaller parts. ``versions`` are those of the code that planned.
+    ``names`` are those of the images by their digests. ``replaces`` are units of earlier plans that these stand for:
+    memory ran out, and they are run in smaller batches. ``versions`` are those of the code that planned.
     """
 
-    def __init__(
-        self,
-        revision: int,
-        settings: list[RunConfig],
-        units: list[Unit],
-        why: str,
-        names: Mapping[str, str],
-        replaces: Sequence[str] = (),
-        versions: Mapping[str, str] | None = None,
-    ) -> None:
-        self.revision, self.settings, self.units, self.why = revision, settings, units, why
-        self.names, self.replaces, self.versions = dict(names), tuple(replaces), dict(versions or {})
+    revision: int = field(metadata={"least": 1})
+    configs: tuple[Any, ...]
+    units: tuple[Any, ...]
+    why: str
+    names: Mapping[str, str]
+    replaces: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def config_of(self, unit: Unit) -> RunConfig:
+        config: RunConfig = self.configs[unit.config]
+        return config
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": "vitreous.plan/1",
-            "revision": self.revision,
-            "why": self.why,
-            "versions": self.versions,
-            "settings": [setting.to_json() for setting in self.settings],
+        records = {
+            "configs": [config.to_json() for config in self.configs],
             "units": [unit.to_json() for unit in self.units],
-            "names": self.names,
-            "replaces": list(self.replaces),
         }
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"schema": _PLAN_SCHEMA, **plain, **records}
 
     @classmethod
     def from_json(cls, data: Any, file: str | Path) -> RecordedPlan:
         """Return the plan that a file records; what it cannot mean is refused in a line."""
         check = Checker(file)
-        made = check.record(_Plan, data)
-        if made.schema != _PLAN_SCHEMA:
-            raise check.wrong("schema", made.schema, f"this version reads {_PLAN_SCHEMA}")
-        settings = [RunConfig.from_json(own, check, f"settings[{n}]") for n, own in enumerate(made.settings)]
-        units = [Unit.from_json(own, check, f"units[{n}]") for n, own in enumerate(made.units)]
+        plan = check.record(cls, _without_schema(data, _PLAN_SCHEMA, check))
+        configs = tuple(RunConfig.from_json(table, check, f"configs[{n}]") for n, table in enumerate(plan.configs))
+        units = tuple(Unit.from_json(table, check, f"units[{n}]") for n, table in enumerate(plan.units))
         for number, unit in enumerate(units):
-            unit.check(settings, made.settings, check, f"units[{number}]")
-            lost = next((picture for picture in unit.pictures if picture not in made.names), None)
-            if lost is not None:
-                raise check.wrong(f"units[{number}].pictures", lost, "has no name in names")
-        for number, unit_id in enumerate(made.replaces):
+            unit.check(configs, plan.names, check, f"units[{number}]")
+        for number, unit_id in enumerate(plan.replaces):
             if not is_digest(unit_id):
                 raise check.wrong(f"replaces[{number}]", unit_id, "is no digest")
-        if made.revision < 1:
-            raise check.wrong("revision", made.revision, "must be at least 1")
-        return cls(made.revision, settings, units, made.why, made.names, made.replaces, made.versions)
+        return replace(plan, configs=configs, units=units)
 
 
-_PLAN_SCHEMA = "vitreous.plan/1"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The keys of a plan's file."""
-
-    revision: int
-    settings: tuple[Any, ...]
-    units: tuple[Any, ...]
-    why: str
-    names: Mapping[str, str]
-    replaces: tuple[str, ...]
-    schema: str = _PLAN_SCHEMA
-    versions: Mapping[str, str] | None = None
+def _without_schema(data: Any, schema: str, check: Checker) -> Any:
+    if not isinstance(data, dict):
+        return data
+    if data.get("schema") != schema:
+        raise check.wrong("schema", data.get("schema"), f"this version reads {schema}")
+    return {key: value for key, value in data.items() if key != "schema"}
 
 
 @dataclass(frozen=True)
 class _Manifest:
     """The keys of ``run.json``."""
 
-    schema: str
     wanted: Mapping[str, Any]
     vitreous: str = "?"
 
@@ -360,20 +305,19 @@ class _Wanted:
     images: int | None = None
     checkpoint: Mapping[str, str] | None = None
     sources: tuple[Mapping[str, Any], ...] = ()
-    pictures: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
+    image_digests: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 def check_manifest(data: Any, file: Path) -> dict[str, Any]:
+    """Return the content of ``run.json``, with every value checked that is read again."""
     check = Checker(file)
-    if isinstance(data, dict) and data.get("schema") != SCHEMA:
-        raise check.wrong("schema", data.get("schema"), f"this version reads {SCHEMA}")
-    wanted = check.record(_Manifest, data).wanted
-    names = _Wanted.__dataclass_fields__
+    wanted = check.record(_Manifest, _without_schema(data, SCHEMA, check)).wanted
+    names = {f.name for f in fields(_Wanted)}
     check.record(_Wanted, {key: value for key, value in wanted.items() if key in names}, "wanted")
     for key in ("protocol", "named"):
         if key in wanted:
-            protocol_of_json(wanted[key], f"{file}: wanted.{key}")
-    places = wanted.get("data")
-    if not isinstance(places, str | None):
-        check.value(places, Mapping[str, str], "wanted.data")
+            protocol_from_json(wanted[key], f"{file}: wanted.{key}")
+    locations = wanted.get("data")
+    if not isinstance(locations, str | None):
+        check.value(locations, Mapping[str, str], "wanted.data")
     return dict(data)

@@ -1,9 +1,8 @@
-"""Which code made a number: the version of Vitreous and of what it runs with, as plans and units record them.
+"""Doing a unit: load the model once, read the images, explain or score, and describe the result.
 
 Units are known by what they measure, not by the code that measures. So a run that another version goes on with keeps
-what it has and adds to it; that this happened is said when it does, and told unit by unit in the report.
-
-Doing a unit: load the model once, read the pictures, explain or judge, and write down what was found.
+what it has and adds to it; that this happened is said when it does, and unit by unit in the report: plans and units
+record the version of Vitreous and of what it runs with.
 """
 
 from __future__ import annotations
@@ -16,368 +15,373 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from vitreous import __version__
-from vitreous.benchmark.changes import check_code, check_model
-from vitreous.benchmark.methods import Careful, careful
-from vitreous.benchmark.plan import Cell, map_cell
-from vitreous.benchmark.unit_file import Found
+from vitreous.benchmark.data import CheckedExplainer, Explainer, checked_explainer, explainer_digest
+from vitreous.benchmark.plan import CellKey, map_cell
+from vitreous.benchmark.unit_file import Arrays, UnitResult
 from vitreous.benchmark.units import RunConfig, Unit
+from vitreous.code_digest import is_unknown
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError, one_line
 from vitreous.evaluation.config import EvaluationPlan, image_shape_of
-from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.evaluation.runner import Judged, mapped, unit
 from vitreous.methods import Method
-from vitreous.metrics import EvaluationConfig, Maps, get_metric
-from vitreous.models import VisionModel
+from vitreous.metrics import Maps, get_metric
+from vitreous.models import ModelIdentity, VisionModel
 from vitreous.tracing.targets import probabilities
 
-__all__ = [
-    "Job",
-    "Pictures",
-    "Worker",
-    "mixed",
-    "modes_of",
-    "versions",
-]
+__all__ = ["Job", "Worker", "modes_of", "other_versions", "refuse_other_model", "versions"]
 
 _PACKAGES = ("datasets", "evaluation", "methods", "metrics", "models", "registry", "tracing", "world")
 """Where a change of the code can change a number."""
 
+Read = Callable[[str], "UnitResult | None"]
+"""The result of a unit by its id, if it is there."""
 
-def versions(hows: Mapping[str, Method | ExternalExplainer] | None = None) -> dict[str, str]:
-    """Return the version of Vitreous, of torch, and of the packages that methods of others come from."""
-    found = {"vitreous": _own(), "torch": str(torch.__version__)}
-    for text, how in (hows or {}).items():
-        for package in _packages(text, how):
-            offered = _offered(package)
-            if offered is not None:
-                found[package] = offered
+
+# -- provenance ----------------------------------------------------------------------------------------------
+
+
+def versions(explainers: Mapping[str, Explainer] | None = None) -> dict[str, str]:
+    """Return the version of Vitreous, of torch, and of the packages that external methods come from."""
+    found = {"vitreous": _own_version(), "torch": str(torch.__version__)}
+    for text, explainer in (explainers or {}).items():
+        for package in _packages(text, explainer):
+            version = _version_of(package)
+            if version is not None:
+                found[package] = version
     return found
 
 
 @cache
-def _own() -> str:
+def _own_version() -> str:
     """The version with a digest of the code: between two releases, it alone tells that something changed."""
-    root, told = Path(__file__).parents[1], hashlib.blake2b(digest_size=4)
-    for package in _PACKAGES:  # one that was renamed must not be left out silently
-        assert (root / package).is_dir(), package
+    root, digest = Path(__file__).parents[1], hashlib.blake2b(digest_size=4)
+    missing = [package for package in _PACKAGES if not (root / package).is_dir()]
+    if missing:  # one that was renamed must not be left out silently
+        raise VitreousError(f"the code in {root} lacks {missing[0]}, by which runs know versions apart")
     for file in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
-        told.update(file.relative_to(root).as_posix().encode() + file.read_bytes().replace(b"\r\n", b"\n"))
-    return f"{__version__} ({told.hexdigest()})"
+        digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes().replace(b"\r\n", b"\n"))
+    return f"{__version__} ({digest.hexdigest()})"
 
 
-def _packages(text: str, how: Method | ExternalExplainer) -> set[str]:
+def _packages(text: str, explainer: Explainer) -> set[str]:
     """Return the packages that a method is from, but for our own."""
-    if isinstance(how, Method):
-        places = {type(part).__module__ for part in how.components()}
+    if isinstance(explainer, Method):
+        modules = {type(component).__module__ for component in explainer.components()}
     else:
-        places = {text.partition(":")[0]} if how.live else set()
-    return {place.partition(".")[0] for place in places} - {"vitreous"}
+        modules = {text.partition(":")[0]} if explainer.live else set()
+    return {module.partition(".")[0] for module in modules} - {"vitreous"}
 
 
-def _offered(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     """Return the version that a package says it has, if it says any."""
-    told = getattr(sys.modules.get(package), "__version__", None)
-    if told is None:
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if version is None:
         try:
-            told = metadata.version(package)
+            version = metadata.version(package)
         except (metadata.PackageNotFoundError, ValueError):
             return None
-    return str(told)
+    return str(version)
 
 
-def mixed(units: Iterable[Mapping[str, Any] | None], here: Mapping[str, str]) -> str:
+def other_versions(units: Iterable[Mapping[str, str]], here: Mapping[str, str]) -> str:
     """Return in a line which finished units are from other versions than those here; nothing where none is.
 
-    ``units`` are what finished units say. Another torch is no other version: it changes last digits, as devices do.
+    ``units`` are the versions that finished units record. Another torch is no other version: it changes last digits,
+    as devices do.
     """
-    known = Counter(
+    counts = Counter(
         (package, version)
-        for said in units
-        for package, version in (said or {}).get("versions", {}).items()
+        for recorded in units
+        for package, version in recorded.items()
         if package != "torch" and version != here.get(package, version)
     )
-    told = [f"{count} units were done by {package} {version}" for (package, version), count in known.items()]
-    now = ", ".join(f"{package} {here[package]}" for package in dict.fromkeys(package for package, _ in known))
-    return f"{', '.join(told)}, and what is left will be by {now}" if told else ""
+    done = [f"{count} units were done by {package} {version}" for (package, version), count in counts.items()]
+    now = ", ".join(f"{package} {here[package]}" for package in dict.fromkeys(package for package, _ in counts))
+    return f"{', '.join(done)}, and what is left will be by {now}" if done else ""
 
 
-Arrays = dict[str, NDArray[Any]]
-Read = Callable[[str], "Found | None"]
-"""What the unit of an id found, if it is there."""
+# -- what is not as it was planned with ----------------------------------------------------------------------
 
 
-class Pictures(Protocol):
-    """Where the pictures of a run come from; each is known by a digest of its content, label and truth."""
+def _check_code(config: RunConfig, unit: Unit, explainer: Callable[[RunConfig, str], Explainer]) -> None:
+    """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
+    for label in unit.methods:
+        spec, planned = config.made_of(label)
+        _refuse_other_code(label, planned, explainer_digest(spec, explainer(config, label)))
+    for label in unit.metrics:
+        _refuse_other_code(label, config.metric_digest(label), get_metric(config.metrics[label]).code)
 
-    def sample(self, data: str, name: str, digest: str, model: VisionModel) -> Sample:
-        """Read one picture of a data set; an ``ImageError`` says why it cannot be."""
+
+def _refuse_other_code(label: str, planned: str, here: str) -> None:
+    if here != planned and not is_unknown(planned):
+        text = "is not what this run was planned with: its code, files or parameters are others here"
+        raise VitreousError(f"{label} {text}; give every worker the same ones, or start the run again")
+
+
+def _check_model(config: RunConfig, identity: ModelIdentity) -> None:
+    """Refuse a model that is not the one a unit was planned with."""
+    planned = ModelIdentity.parse(config.fingerprint)
+    refuse_other_model(config, identity, "give every worker the same model, or start the run again")
+    if not planned.has_unknown_code:
+        _refuse_other_code(config.label, planned.code, identity.code)
+
+
+def refuse_other_model(config: RunConfig, identity: ModelIdentity, advice: str) -> None:
+    """Refuse a model that differs in more than its code from the one that a run has under this label."""
+    planned = ModelIdentity.parse(config.fingerprint)
+    difference = identity.differences(planned, code=False)
+    if difference and not planned.structure:
+        difference = "another identity (an earlier version of Vitreous knew less of a model)"
+    if difference:
+        raise VitreousError(f"{config.label} has {difference} than this run was begun with; {advice}")
+
+
+# -- units ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job:
     """A unit with all that is needed to run it anywhere, as plain data.
 
-    ``names`` are those of its pictures; ``where`` says which earlier unit has each map that it reads.
+    ``names`` are those of its images; ``units_of_maps`` says which earlier unit has each map that it reads.
     """
 
     unit: Unit
-    setting: RunConfig
+    config: RunConfig
     revision: int
     names: Mapping[str, str]
-    where: Mapping[Cell, str] = field(default_factory=dict)
+    units_of_maps: Mapping[CellKey, str] = field(default_factory=dict)
 
     @property
     def reads(self) -> set[str]:
         """The units that must be finished before."""
-        return set(self.where.values())
+        return set(self.units_of_maps.values())
 
-    def smaller(self, said: Mapping[str, Any]) -> RunConfig | None:
-        """Return the setting with which memory would have been enough, where it was not."""
-        sizes = {name: min(said.get(name, size), size) for name, size in self._sizes.items()}
-        return None if sizes == self._sizes else dataclasses.replace(self.setting, **sizes)
+    def smaller_batches(self, info: Mapping[str, Any]) -> RunConfig | None:
+        """Return the configuration with which memory would have been enough, where it was not."""
+        planned = {name: self.config.batch_sizes[name] for name in ("attribution_batch", "forward_batch")}
+        sizes = {name: min(info.get(name, size), size) for name, size in planned.items()}
+        return None if sizes == planned else self.config.with_batch_sizes(**sizes)
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        return {"attribution_batch": self.setting.attribution_batch, "forward_batch": self.setting.forward_batch}
+
+def modes_of(config: RunConfig, unit: Unit) -> tuple[str, ...]:
+    """Return the kinds of class whose maps a scoring unit reads."""
+    return tuple(dict.fromkeys(get_metric(config.metrics[label]).explain_class for label in unit.metrics))
 
 
 @dataclass
 class Worker:
-    """Runs units, one after the other; keeps the last model loaded.
+    """Runs units, one after the other; keeps the last model.
 
-    ``load`` makes the view that a setting names, ``how`` what its methods are. ``tick`` is told of every inner batch.
+    ``sample`` reads an image by data set, name and digest; ``load`` gives the model that a configuration names,
+    ``explainer`` what its methods are. ``on_progress`` is called after every inner batch.
     """
 
-    pictures: Pictures
+    sample: Callable[[str, str, str, VisionModel], Sample]
     load: Callable[[RunConfig], VisionModel]
-    how: Callable[[RunConfig, str], Any]
+    explainer: Callable[[RunConfig, str], Explainer]
     on_progress: Callable[[int], None] | None = None
-    _view: tuple[str, VisionModel] | None = field(default=None, init=False)
+    _model: tuple[str, VisionModel] | None = field(default=None, init=False)
     _checked: set[tuple[str, ...]] = field(default_factory=set, init=False)
 
-    def found(self, job: Job, read: Read) -> Found:
-        """Return what a unit finds; ``read`` gives what earlier units found. Threads are those of the plan."""
-        setting, before = job.setting, torch.get_num_threads()
-        self._check(setting, job.unit)
-        model = self.view(setting)
-        torch.set_num_threads(setting.threads)
+    def run(self, job: Job, read: Read) -> UnitResult:
+        """Return the result of a unit; ``read`` gives those of earlier units. Threads are those of the plan."""
+        config, threads = job.config, torch.get_num_threads()
+        self._check_code(config, job.unit)
+        model = self.model(config)
+        torch.set_num_threads(config.threads)
         began = time.perf_counter()
         try:
-            stored = _Stored(read, job)
-            arrays, said = self._judged(job, stored) if job.unit.judges else self._mapped(job)
+            arrays, info = self._score(job, read) if job.unit.is_scoring else self._attribute(job)
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
+        is_cuda = model.device.type == "cuda"
+        explainers = {config.methods[label]: self.explainer(config, label) for label in job.unit.methods}
         facts = {
             "unit": job.unit.to_json(),
-            "spellings": [setting.methods[name] for name in job.unit.methods],
+            "specs": [config.methods[label] for label in job.unit.methods],
             "revision": job.revision,
             "seconds": time.perf_counter() - began,
             "device": model.device.type,
-            "hardware": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.machine(),
-            "threads": setting.threads,
-            "versions": versions({setting.methods[name]: self.how(setting, name) for name in job.unit.methods}),
+            "hardware": torch.cuda.get_device_name(model.device) if is_cuda else platform.machine(),
+            "threads": config.threads,
+            "versions": versions(explainers),
         }
-        return arrays, {**facts, **said}
+        return UnitResult(arrays, {**facts, **info})
 
-    def _check(self, setting: RunConfig, piece: Unit) -> None:
+    def _check_code(self, config: RunConfig, unit: Unit) -> None:
         """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
         key = (
-            *(setting.method_digests[name] for name in piece.methods),
-            *(setting.metric_digest(name) for name in piece.metrics),
+            *(config.method_digests[label] for label in unit.methods),
+            *(config.metric_digest(label) for label in unit.metrics),
         )
         if key not in self._checked:
-            check_code(setting, piece, self.how)
+            _check_code(config, unit, self.explainer)
             self._checked.add(key)
 
-    def view(self, setting: RunConfig) -> VisionModel:
-        """Return the model of a setting, which must be the one that was planned with."""
-        if self._view is None or self._view[0] != setting.fingerprint:
-            self._view = None  # the old one goes before the new one comes
-            loaded = self.load(setting)
-            check_model(setting, loaded.identity)
-            self._view = setting.fingerprint, loaded
-        return self._view[1]
+    def model(self, config: RunConfig) -> VisionModel:
+        """Return the model of a configuration, which must be the one that was planned with."""
+        if self._model is None or self._model[0] != config.fingerprint:
+            self._model = None  # the old one goes before the new one comes
+            model = self.load(config)
+            _check_model(config, model.identity)
+            self._model = config.fingerprint, model
+        return self._model[1]
 
-    # -- explaining --------------------------------------------------------------------------------------
-
-    def _mapped(self, job: Job) -> tuple[Arrays, dict[str, Any]]:
-        model, piece = self.view(job.setting), job.unit
-        samples, there, unreadable = self._samples(job, piece.pictures)
-        arrays: Arrays = {}
-        samples, there, unsure = self._sure(job, samples, there)
-        said: dict[str, Any] = {"pictures": there, "unreadable": unreadable, "unsure": unsure}
-        if samples:
-            plan = self._plan(job.setting, piece, model, ())
-            found = mapped(model, samples, plan, piece.modes, self.on_progress)
-            for number, name in enumerate(piece.methods):
-                maps = found.maps[name]
-                arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
-                for mode, rows in maps.rows.items():
-                    arrays[f"rows/{number}/{mode}"] = np.asarray(rows, np.int32)
-            arrays |= {f"classes/{mode}": each.cpu().numpy() for mode, each in found.classes.items()}
-            said |= {"names": [sample.picture.name for sample in samples], "inner": found.inner}
-            said |= {"explaining": found.seconds, "costs": [dataclasses.asdict(found.costs[n]) for n in piece.methods]}
-            said["raised"] = _raised(plan)
-        return arrays, said
-
-    # -- judging -----------------------------------------------------------------------------------------
-
-    def _judged(self, job: Job, stored: _Stored) -> tuple[Arrays, dict[str, Any]]:
-        model, piece = self.view(job.setting), job.unit
-        plan = self._plan(job.setting, piece, model, piece.metrics)
-        readable = [picture for picture in piece.pictures if stored.has(picture)]
-        samples, there, unreadable = self._samples(job, readable)
-        missing = {what: stored.left_out(what, piece.pictures) for what in ("unreadable", "unsure")}
-        said: dict[str, Any] = {"pictures": there, **missing, "unreadable": {**missing["unreadable"], **unreadable}}
+    def _attribute(self, job: Job) -> tuple[Arrays, dict[str, Any]]:
+        """Make the maps of some methods."""
+        model, methods = self.model(job.config), job.unit.methods
+        samples, unreadable = self._samples(job, job.unit.images)
+        uncertain = self._uncertain(job, samples)
+        samples = {image: sample for image, sample in samples.items() if image not in uncertain}
+        info: dict[str, Any] = {"images": list(samples), "unreadable": unreadable, "uncertain": uncertain}
         if not samples:
-            return {}, said
-        maps = {name: stored.maps(name, there) for name in piece.methods}
-        judged = unit(model, samples, plan, self.on_progress, maps)
-        return _arrays(piece, judged), {**said, **_words(judged), "raised": _raised(plan)}
+            return {}, info
+        plan = self._plan(job, model)
+        result = mapped(model, list(samples.values()), plan, job.unit.modes, self.on_progress)
+        arrays: Arrays = {f"classes/{mode}": indices.cpu().numpy() for mode, indices in result.classes.items()}
+        for number, label in enumerate(methods):
+            maps = result.maps[label]
+            arrays[f"maps/{number}"] = maps.values.detach().float().cpu().numpy()
+            arrays |= {f"rows/{number}/{mode}": np.asarray(rows, np.int32) for mode, rows in maps.rows.items()}
+        return arrays, {
+            **info,
+            "names": [sample.picture.name for sample in samples.values()],
+            "attribution_batch": result.inner,
+            "costs": [dataclasses.asdict(result.costs[label]) for label in methods],
+            "failed": _failures(plan),
+        }
 
-    def _samples(self, job: Job, pictures: Sequence[str]) -> tuple[list[Sample], list[str], dict[str, str]]:
-        """Return the pictures that can be read, their digests, and why the others cannot."""
-        samples, there, unreadable = [], [], {}
-        model, data = self.view(job.setting), job.setting.data
-        for picture in pictures:
+    def _score(self, job: Job, read: Read) -> tuple[Arrays, dict[str, Any]]:
+        """Evaluate stored maps."""
+        model, stored = self.model(job.config), _StoredMaps(read, job)
+        samples, unreadable = self._samples(job, [image for image in job.unit.images if stored.has(image)])
+        info: dict[str, Any] = {
+            "images": list(samples),
+            "unreadable": {**stored.left_out("unreadable"), **unreadable},
+            "uncertain": stored.left_out("uncertain"),
+        }
+        if not samples:
+            return {}, info
+        plan = self._plan(job, model)
+        maps = {label: stored.maps(label, list(samples)) for label in job.unit.methods}
+        result = unit(model, list(samples.values()), plan, self.on_progress, maps)
+        return _score_arrays(job.unit, result), {
+            **info,
+            "names": list(result.names),
+            "attribution_batch": result.inner,
+            "forward_batch": result.at_once,
+            "forwards": {str(rows): count for rows, count in result.states.items()},
+            "audit": None if result.audit is None else result.audit.to_json(),
+            "failed": _failures(plan),
+        }
+
+    def _samples(self, job: Job, images: Sequence[str]) -> tuple[dict[str, Sample], dict[str, str]]:
+        """Return the images that can be read by their digests, and why the others cannot."""
+        samples, unreadable = {}, {}
+        model, data = self.model(job.config), job.config.data
+        for image in images:
             try:
-                samples.append(self.pictures.sample(data, job.names[picture], picture, model))
-                there.append(picture)
+                samples[image] = self.sample(data, job.names[image], image, model)
             except ImageError as error:
-                unreadable[picture] = str(error)
+                unreadable[image] = str(error)
             except TargetError as error:
-                raise TargetError(f"{one_line(job.names[picture])}: {error}") from None
-        return samples, there, unreadable
+                raise TargetError(f"{one_line(job.names[image])}: {error}") from None
+        return samples, unreadable
 
-    def _sure(
-        self, job: Job, samples: list[Sample], there: list[str]
-    ) -> tuple[list[Sample], list[str], dict[str, str]]:
-        """Return the pictures to whose true class the model gives enough, their digests, and why the others go."""
-        setting, model, unsure = job.setting, self.view(job.setting), dict[str, str]()
-        if setting.least_confidence is None or not samples:
-            return samples, there, unsure
-        for sample, picture in zip(samples, there, strict=True):
+    def _uncertain(self, job: Job, samples: Mapping[str, Sample]) -> dict[str, str]:
+        """Return the images to whose true class the model gives less than is asked for, with the reason."""
+        config, model, uncertain = job.config, self.model(job.config), {}
+        least = config.least_confidence
+        for image, sample in samples.items() if least is not None else ():
             if sample.label is None:
                 raise VitreousError(f"least_confidence needs the true class of {sample.picture.name}: give labels")
             logits = model.logits(model.cast(sample.picture.tensor[None]))
-            chance = float(probabilities(logits, setting.class_subset)[0, sample.label])
-            if chance < setting.least_confidence:
-                unsure[picture] = (
-                    f"{model.label(sample.label)} has {chance:.2g}, less than {setting.least_confidence:g}"
-                )
-        kept = [at for at, picture in enumerate(there) if picture not in unsure]
-        return [samples[at] for at in kept], [there[at] for at in kept], unsure
+            probability = float(probabilities(logits, config.evaluation.class_subset)[0, sample.label])
+            if least is not None and probability < least:
+                uncertain[image] = f"{model.label(sample.label)} has {probability:.2g}, less than {least:g}"
+        return uncertain
 
-    def _plan(self, setting: RunConfig, piece: Unit, model: VisionModel, metrics: Sequence[str]) -> EvaluationPlan:
-        config = EvaluationConfig(
-            target=setting.target,
-            output=setting.output,
-            class_subset=setting.class_subset,
-            precision=setting.precision,
-            interpolation=setting.interpolation,
-            tie_breaking=setting.tie_breaking,
-            nan_policy=setting.nan_policy,
-            seed=piece.seed,
-            memory_gb=setting.memory_gb,
-            images_per_unit=setting.images_per_unit,
-            attribution_batch=setting.attribution_batch,
-            forward_batch=setting.forward_batch,
-        )
+    def _plan(self, job: Job, model: VisionModel) -> EvaluationPlan:
+        config = job.config
         return EvaluationPlan(
-            {name: careful(self.how(setting, name)) for name in piece.methods},
-            {name: get_metric(setting.metrics[name]) for name in metrics},
-            image_shape_of(model, setting.size),
-            config,
-            setting.has_labels,
+            {label: checked_explainer(self.explainer(config, label)) for label in job.unit.methods},
+            {label: get_metric(config.metrics[label]) for label in job.unit.metrics},
+            image_shape_of(model, config.size),
+            dataclasses.replace(config.evaluation, seed=job.unit.seed),
+            config.has_labels,
         )
 
 
-def _raised(plan: EvaluationPlan) -> dict[str, dict[str, str]]:
-    """Return where methods of others failed, by method and picture."""
-    return {name: how.raised for name, how in plan.methods.items() if isinstance(how, Careful) and how.raised}
+def _failures(plan: EvaluationPlan) -> dict[str, dict[str, str]]:
+    """Return where external methods failed, by method and image."""
+    checked = {name: method for name, method in plan.methods.items() if isinstance(method, CheckedExplainer)}
+    return {name: explainer.failed for name, explainer in checked.items() if explainer.failed}
 
 
-def modes_of(setting: RunConfig, piece: Unit) -> tuple[str, ...]:
-    """Return the kinds of class whose maps a judging unit reads."""
-    return tuple(dict.fromkeys(get_metric(setting.metrics[name]).explain_class for name in piece.metrics))
+class _StoredMaps:
+    """The maps that a scoring unit needs, wherever they were made."""
 
+    def __init__(self, read: Read, job: Job) -> None:
+        self.read, self.job = read, job
+        self.modes = modes_of(job.config, job.unit)
+        self._results: dict[str, UnitResult] = {}
 
-@dataclass
-class _Stored:
-    """The maps that a judging unit needs, wherever they were made."""
+    def _result(self, image: str, label: str, mode: str) -> UnitResult:
+        job = self.job
+        unit = job.units_of_maps[map_cell(job.config, job.unit.seed, image, label, mode)]
+        if unit not in self._results:
+            result = self.read(unit)
+            if result is None:
+                raise VitreousError(f"the maps of {label} cannot be read: unit {unit}; run again to make them anew")
+            self._results[unit] = result
+        return self._results[unit]
 
-    read: Read
-    job: Job
-    _files: dict[str, Found] = field(default_factory=dict)
+    def _info(self, image: str) -> dict[str, Any]:
+        return self._result(image, self.job.unit.methods[0], self.modes[0]).info
 
-    def _file(self, picture: str, name: str, mode: str) -> Found:
-        place = self.job.where[map_cell(self.job.setting, self.job.unit.seed, picture, name, mode)]
-        if place not in self._files:
-            found = self.read(place)
-            if found is None:
-                raise VitreousError(f"the maps of {name} cannot be read: unit {place}; run again to make them anew")
-            self._files[place] = found
-        return self._files[place]
+    def has(self, image: str) -> bool:
+        """Whether an image could be read and was not left out when it was explained."""
+        return image in self._info(image)["images"]
 
-    def _first(self, picture: str) -> dict[str, Any]:
-        return self._file(picture, self.job.unit.methods[0], self._modes[0])[1]
+    def left_out(self, reason: str) -> dict[str, str]:
+        """Return why some images of the unit have no map."""
+        reasons = {image: self._info(image).get(reason, {}).get(image) for image in self.job.unit.images}
+        return {image: str(text) for image, text in reasons.items() if text is not None}
 
-    def has(self, picture: str) -> bool:
-        """Whether a picture could be read and was not left out when it was explained."""
-        return picture in self._first(picture)["pictures"]
-
-    def left_out(self, what: str, pictures: Sequence[str]) -> dict[str, str]:
-        """Return why some of these pictures have no map."""
-        found = {picture: self._first(picture).get(what, {}).get(picture) for picture in pictures}
-        return {picture: str(reason) for picture, reason in found.items() if reason is not None}
-
-    @cached_property
-    def _modes(self) -> tuple[str, ...]:
-        return modes_of(self.job.setting, self.job.unit)
-
-    def maps(self, name: str, pictures: Sequence[str]) -> Maps:
+    def maps(self, label: str, images: Sequence[str]) -> Maps:
         """Return the maps of a method, each mode after the other."""
         values: list[NDArray[Any]] = []
         rows: dict[str, NDArray[Any]] = {}
-        for mode in self._modes:
-            rows[mode] = np.arange(len(pictures)) + len(values)
-            for picture in pictures:
-                arrays, said = self._file(picture, name, mode)
-                number = said["spellings"].index(self.job.setting.methods[name])  # its row may have had another label
-                row = arrays[f"rows/{number}/{mode}"][said["pictures"].index(picture)]
+        for mode in self.modes:
+            rows[mode] = np.arange(len(images)) + len(values)
+            for image in images:
+                arrays, info = self._result(image, label, mode)
+                number = info["specs"].index(self.job.config.methods[label])  # its row may have had another label
+                row = arrays[f"rows/{number}/{mode}"][info["images"].index(image)]
                 values.append(arrays[f"maps/{number}"][row])
         return Maps(torch.from_numpy(np.stack(values)), rows)
 
 
-def _arrays(piece: Unit, judged: Judged) -> Arrays:
-    arrays: Arrays = {f"confidence/{name}": np.asarray(each) for name, each in judged.confidence.items()}
-    for i, name in enumerate(piece.methods):
-        for mode in {mode for method, mode in judged.flags if method == name}:
-            arrays[f"flags/{i}/{mode}"] = np.asarray(judged.flags[name, mode])
-        for j, label in enumerate(piece.metrics):
-            arrays[f"parts/{i}/{j}"] = np.asarray(judged.parts[name, label])
-            for number, (curve, drawn) in enumerate(judged.curves[name, label].items()):
-                arrays[f"curve/{i}/{j}/{number}/{curve}/x"] = np.asarray(drawn.x)
-                arrays[f"curve/{i}/{j}/{number}/{curve}/y"] = np.asarray(drawn.y, np.float32)
+def _score_arrays(unit: Unit, result: Judged) -> Arrays:
+    arrays: Arrays = {f"confidence/{name}": np.asarray(values) for name, values in result.confidence.items()}
+    for (method, mode), codes in result.flags.items():
+        arrays[f"flags/{unit.methods.index(method)}/{mode}"] = np.asarray(codes)
+    for i, method in enumerate(unit.methods):
+        for j, metric in enumerate(unit.metrics):
+            arrays[f"parts/{i}/{j}"] = np.asarray(result.parts[method, metric])
+            for number, (name, curve) in enumerate(result.curves[method, metric].items()):
+                arrays[f"curve/{i}/{j}/{number}/{name}/x"] = np.asarray(curve.x)
+                arrays[f"curve/{i}/{j}/{number}/{name}/y"] = np.asarray(curve.y, np.float32)
     return arrays
-
-
-def _words(judged: Judged) -> dict[str, Any]:
-    return {
-        "names": list(judged.names),
-        "inner": judged.inner,
-        "states": judged.at_once,
-        "ran": {str(kept): count for kept, count in judged.states.items()},
-        "audit": None if judged.audit is None else judged.audit.to_json(),
-    }

@@ -135,16 +135,13 @@ def run(
     places = options.places(data)
     from vitreous.benchmark.changes import Changes, apply_changes, refuse_unnamed_code, resume_protocol
     from vitreous.benchmark.data import Options, check_labels
-    from vitreous.benchmark.executors import ENGINES
+    from vitreous.benchmark.executors import EXECUTORS
     from vitreous.benchmark.executors import run as work
-    from vitreous.benchmark.protocol import PRECISIONS
     from vitreous.benchmark.run import BenchmarkRun
     from vitreous.benchmark.store import Store
     from vitreous.registry import check_choice
 
-    check_choice("engine", engine, ENGINES)
-    if precision is not None:
-        check_choice("precision", precision, PRECISIONS)
+    check_choice("engine", engine, EXECUTORS)
     how = Options(
         data=places,
         device=device,
@@ -163,7 +160,7 @@ def run(
     if seen:
         how, fewer = _resumed(how, seen)
         told += [*dropped, *fewer]
-    bench = BenchmarkRun(changed, out, how, named=named, seen=seen)
+    bench = BenchmarkRun(changed, out, how, named=named, previous=seen)
     for line in () if quiet else told:
         options.say(line)
     with options.telling(quiet):
@@ -215,16 +212,16 @@ def unpack(
 
 
 def _show(found: Status) -> None:
-    from vitreous.benchmark.store import in_words
+    from vitreous.progress import duration_in_words
 
     table = options.table("model", "done", "left")
     for label, (done, total) in found.models.items():
         table.add_row(label, str(done), str(total - done))
     options.say(f"{found.protocol}: {found.done} of {found.total} units are done")
     options.say(table)
-    options.say(f"{in_words(found.seconds)} of work so far, {found.size / 2**20:.1f} MiB on disk")
+    options.say(f"{duration_in_words(found.seconds)} of work so far, {found.size / 2**20:.1f} MiB on disk")
     if found.done < found.total:
-        told = "not known yet" if found.left is None else f"about {in_words(found.left)} for one worker"
+        told = "not known yet" if found.left is None else f"about {duration_in_words(found.left)} for one worker"
         options.say(f"time left: {told}")
     for revision, why in found.revisions.items():
         options.say(f"plan {revision}: {why}")
@@ -237,7 +234,7 @@ def _show(found: Status) -> None:
         f"{len(found.failures)} units failed at first or were lost with their worker:",
         {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in found.failures.items()},
     )
-    _list(f"{len(found.broken)} unit files are damaged, and will be made again:", dict.fromkeys(found.broken, ""))
+    _list(f"{len(found.damaged)} unit files are damaged, and will be made again:", dict.fromkeys(found.damaged, ""))
 
 
 def _list(title: str, lines: dict[str, str] | Any) -> None:
@@ -254,10 +251,10 @@ def _left_out(found: Status) -> list[tuple[str, Mapping[str, str]]]:
     """Return which pictures do not count, and why, in words; nothing where all do."""
     told = [
         ("pictures cannot be read and are left out", found.unreadable),
-        ("pictures are left out since the model gives their class too little", found.unsure),
+        ("pictures are left out since the model gives their class too little", found.uncertain),
     ]
     told += [
-        (f"pictures have no map of {one_line(name)}, which failed on them", why) for name, why in found.raised.items()
+        (f"pictures have no map of {one_line(name)}, which failed on them", why) for name, why in found.failed.items()
     ]
     return [(f"{len(names)} {words}", names) for words, names in told if names]
 
@@ -327,7 +324,7 @@ def _progress(quiet: bool) -> Iterator[Any]:
         with options.progress_bar("units", quiet) as on_progress:
             yield on_progress
         return
-    from vitreous.benchmark.store import Pace
+    from vitreous.progress import Pace
 
     pace, told = Pace(), [time.monotonic() - _EVERY]
 
@@ -436,12 +433,12 @@ def reproduce(
 def _tell(written: Report, open_it: bool, quiet: bool) -> None:
     if not quiet:
         options.say(" ".join(filter(None, (written.lead, written.state))))
-        for finding in written.findings:
-            if not finding.empty:
+        for finding in written.results:
+            if not finding.is_empty:
                 options.say(finding.name)
                 options.say(str(finding.table))
-        if written.ledger is not None:
-            options.say(written.ledger.summary)
+        if written.reproduction is not None:
+            options.say(written.reproduction.summary)
         for note in written.notes:
             options.say(note)
         options.say(f"report in {written.page}")

@@ -10,7 +10,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -21,7 +21,7 @@ import numpy as np
 
 from vitreous import io as disk
 from vitreous.errors import VitreousError, nearest
-from vitreous.metrics.base import Metric, as_parts
+from vitreous.metrics.base import Metric, as_parts, check_widths
 from vitreous.metrics.base import get_metric as metric_of
 from vitreous.metrics.bootstrap import (
     SAMPLES,
@@ -42,6 +42,7 @@ from vitreous.results.storage import plain, record, write
 
 __all__ = [
     "SCHEMA",
+    "ScoreRecord",
     "ScoreTable",
     "aligned",
     "comma_separated",
@@ -104,6 +105,18 @@ _NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
 
 
 @dataclass(frozen=True, eq=False)
+class ScoreRecord:
+    """The scores of some images by one method in one metric: parts ``[n, P]``, and the curves behind them."""
+
+    method: str
+    metric: str
+    seed: int
+    images: tuple[str, ...]
+    parts: Array
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class ScoreTable:
     """Methods in rows, metrics in columns, and behind each cell what every image has to say.
 
@@ -128,6 +141,36 @@ class ScoreTable:
     """Which rows belong together and are resampled together: the cells of one grid, say."""
     seed_sd: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """The standard deviation between the scores of single seeds, where scores are averaged over several; else empty."""
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Iterable[ScoreRecord],
+        images: Mapping[str, str],
+        methods: tuple[str, ...],
+        judges: Mapping[str, Metric],
+        *,
+        widths: Mapping[str, int],
+        **details: Any,
+    ) -> ScoreTable:
+        """Return the table of some records; an image without a record of a cell has NaN there.
+
+        ``images`` are the names of the rows by what records call them, ``widths`` how many parts each metric has.
+        """
+        rows = {image: row for row, image in enumerate(images)}
+        cells = [(method, metric) for method in methods for metric in judges]
+        parts = {cell: np.full((len(rows), widths[cell[1]]), np.nan) for cell in cells}
+        curves: dict[tuple[str, str], dict[str, Curve]] = {cell: {} for cell in cells}
+        for scores in records:
+            cell = scores.method, scores.metric
+            there = [at for at, image in enumerate(scores.images) if image in rows]
+            places = [rows[scores.images[at]] for at in there]
+            check_widths(scores.metric, [parts[cell], scores.parts])
+            parts[cell][places] = scores.parts[there]
+            for name, curve in scores.curves.items():
+                empty = Curve(curve.x, np.full((len(rows), len(curve.x)), np.nan))
+                curves[cell].setdefault(name, empty).y[places] = curve.y[there]
+        return cls(tuple(images.values()), methods, tuple(judges), parts, judges, curves=curves, **details)
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Array]:

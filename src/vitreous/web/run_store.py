@@ -23,11 +23,10 @@ from typing import Any
 from PIL import Image
 
 from vitreous import io as disk
-from vitreous.benchmark.data import Options, Part, digest_of_entry
+from vitreous.benchmark.data import DatasetRun, ImageSource, Options, digest_of_entry
 from vitreous.benchmark.protocol import Protocol
-from vitreous.benchmark.report_images import Sight
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.unit_file import Found
+from vitreous.benchmark.unit_file import UnitResult
 from vitreous.benchmark.units import RecordedPlan, RunConfig, is_digest
 from vitreous.datasets import Sample
 from vitreous.datasets.dataset import DataSource, Entry  # what the benchmark's own sources are
@@ -74,14 +73,14 @@ class Guarded(Store):
                     self.damaged.add(f"plans/{file.name}")
         return list(self._plans.values())
 
-    def read(self, unit: str) -> Found | None:
+    def read(self, unit: str) -> UnitResult | None:
         return self._tried(unit, super().read)
 
-    def some(self, unit: str, names: Iterable[str]) -> Found | None:
+    def read_arrays(self, unit: str, names: Iterable[str]) -> UnitResult | None:
         wanted = tuple(names)
-        return self._tried(unit, lambda each: super(Guarded, self).some(each, wanted), bool(wanted))
+        return self._tried(unit, lambda each: super(Guarded, self).read_arrays(each, wanted), bool(wanted))
 
-    def _tried(self, unit: str, read: Callable[[str], Found | None], picky: bool = False) -> Found | None:
+    def _tried(self, unit: str, read: Callable[[str], UnitResult | None], picky: bool = False) -> UnitResult | None:
         """Read a unit; ``picky``: it may be fine and only lack what is asked for."""
         try:
             found = read(unit)
@@ -192,7 +191,7 @@ def _seen(photos: Photos, setting: RunConfig, digest: str, model: VisionModel | 
     if max(setting.size) > _MOST_SIDE or max(setting.preprocess["size"]) > _MOST_SIDE:
         raise Refused(404, f"pictures of {setting.size} pixels are not drawn")
     with _one:
-        return Sight({setting.data: photos}, None if model is None else lambda _: model).seen(setting, digest)
+        return ImageSource({setting.data: photos}, None if model is None else lambda _: model).image(setting, digest)
 
 
 def photos_of(
@@ -202,7 +201,7 @@ def photos_of(
     add_world()
     given = wanted.get("images")
     found: dict[str, Photos | str] = {}
-    for part in protocol.parts():
+    for part in protocol.per_dataset():
         label = part.data.label
         place = Options(data=data).path(label)
         try:
@@ -218,9 +217,9 @@ def photos_of(
 def _names(plans: Sequence[RecordedPlan], label: str) -> dict[str, str]:
     """Return the names of the pictures of a data set, by their digests."""
     every = [(plan, unit) for plan in plans for unit in plan.units]
-    units = [(plan, unit) for plan, unit in every if plan.settings[unit.setting].data == label]
+    units = [(plan, unit) for plan, unit in every if plan.config_of(unit).data == label]
     units = units or every  # a later data set of the same pictures: nothing of it had to be planned
-    return {picture: plan.names[picture] for plan, unit in units for picture in unit.pictures if picture in plan.names}
+    return {picture: plan.names[picture] for plan, unit in units for picture in unit.images if picture in plan.names}
 
 
 def _source(part: Protocol, place: str | None, images: Any) -> DataSource:
@@ -244,4 +243,4 @@ def _source(part: Protocol, place: str | None, images: Any) -> DataSource:
         images=0 if listed else wanted,
     )
     place = None if spec.source == "world" else place
-    return Part(replace(part, data=plain), Options(data=place)).pictures.source
+    return DatasetRun(replace(part, data=plain), Options(data=place)).images.source

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.benchmark.collect import gather
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.plan import wanted_units
-from vitreous.benchmark.report import lead, state
-from vitreous.benchmark.summary import Finding, Flag
+from vitreous.benchmark.results import ModelResult, describe_run, describe_state
+from vitreous.benchmark.summary import Flag
 from vitreous.benchmark.units import RecordedPlan
 from vitreous.datasets.class_tables import index_of_wnid  # as the benchmark reads labels
 from vitreous.errors import TargetError, VitreousError, one_line
@@ -79,7 +79,7 @@ class Part:
 
     def __init__(
         self,
-        finding: Finding,
+        finding: ModelResult,
         store: Guarded,
         plans: Sequence[RecordedPlan],
         photos: Photos | str,
@@ -97,7 +97,7 @@ class Part:
     @cached_property
     def rows(self) -> dict[str, int]:
         """Where each picture stands, by its digest."""
-        return {picture: row for row, picture in enumerate(self.finding.gathered.pictures)}
+        return {picture: row for row, picture in enumerate(self.finding.scores.digests)}
 
     def row(self, picture: str) -> int:
         if picture not in self.rows:
@@ -129,21 +129,22 @@ class Part:
     def _classes(self) -> tuple[Numbers, Numbers]:
         """Return the predicted and the true class of every row, as the run or its pictures tell them."""
         predicted, true = (np.full(len(self.images), UNKNOWN, np.int64) for _ in range(2))
-        setting = self.finding.gathered.setting
-        where = {"pred": predicted, "label": true, "given": {"pred": predicted, "label": true}.get(setting.target)}
+        setting = self.finding.scores.config
+        where: dict[str, Numbers | None] = {"pred": predicted, "label": true}
+        where["given"] = where.get(setting.evaluation.target)
         if self.photos is not None:
             for picture, row in self.rows.items():
                 true[row] = self._number(self.photos.entry(picture).label)
         for plan, unit in wanted_units(self._plans):
-            if unit.judges or plan.settings[unit.setting].identity != setting.identity:
+            if unit.is_scoring or plan.config_of(unit).identity != setting.identity:
                 continue
-            found = self._store.some(unit.id, [f"classes/{mode}" for mode in unit.modes])
+            found = self._store.read_arrays(unit.id, [f"classes/{mode}" for mode in unit.modes])
             for mode in unit.modes if found is not None else ():
                 column = where.get(mode)
                 assert found is not None
                 if column is not None:
                     for picture, number in zip(
-                        found[1]["pictures"], found[0][f"classes/{mode}"].tolist(), strict=False
+                        found.info["images"], found.arrays[f"classes/{mode}"].tolist(), strict=False
                     ):
                         if picture in self.rows:
                             column[self.rows[picture]] = max(int(number), UNKNOWN)
@@ -189,7 +190,7 @@ class Part:
             return None if number == UNKNOWN else {"index": number, "label": self.word(number)}
 
         return {
-            "picture": self.finding.gathered.pictures[row],
+            "picture": self.finding.scores.digests[row],
             "name": self.images[row],
             "confidence": plain(facts.confidence[row]),
             "chance": plain(facts.chance[row]),
@@ -227,14 +228,14 @@ class Part:
 
     def map(self, row: int, method: str, metric: str) -> dict[str, Any] | None:
         """Return the map that a metric judged, as it travels; ``None`` where it is not there (yet)."""
-        gathered, judge = self.finding.gathered, self.finding.table.judges[metric]
+        gathered, judge = self.finding.scores, self.finding.table.judges[metric]
         with self._maps:
-            found = gathered.map(gathered.pictures[row], method, judge.explain_class)
+            found = gathered.map(gathered.digests[row], method, judge.explain_class)
         return None if found is None or found.ndim != 2 else encode_array(found)
 
     def titled(self, method: str) -> dict[str, Any]:
         """Return how a method is named and spelled, and what is known about it."""
-        spec = self.finding.gathered.setting.methods[method]
+        spec = self.finding.scores.config.methods[method]
         try:
             how = spelled(spec)
         except VitreousError:  # maps of others, or a plugin that is not here
@@ -254,8 +255,8 @@ _MOST_NAMES = 50
 def table(part: Part, number: int) -> dict[str, Any]:
     """Return everything about one model and data set but what single pictures have to say."""
     finding = part.finding
-    gathered = finding.gathered
-    lost = {**gathered.unreadable, **gathered.unsure}
+    gathered = finding.scores
+    lost = {**gathered.unreadable, **gathered.uncertain}
     told: dict[str, Any] = {
         "part": number,
         "name": finding.name,
@@ -272,7 +273,7 @@ def table(part: Part, number: int) -> dict[str, Any]:
         "left_out": [{"name": name, "why": why} for name, why in list(lost.items())[:_MOST_NAMES]],
         "left_out_count": len(lost),
     }
-    if finding.empty:
+    if finding.is_empty:
         return {**told, "methods": [], "metrics": [], "cells": [], "flags": [], "notes": [], "classes": []}
     found, statistics = finding.table, finding.statistics
     return {
@@ -280,7 +281,7 @@ def table(part: Part, number: int) -> dict[str, Any]:
         "methods": [_method(part, name) for name in found.methods],
         "metrics": [_metric(finding, metric) for metric in found.metrics],
         "cells": [[_cell(finding, name, metric) for metric in found.metrics] for name in found.methods],
-        "flags": [_flag(each) for each in (*statistics.marks, *statistics.flags) if each.method not in CONTROLS],
+        "flags": [_flag(each) for each in (*statistics.shared, *statistics.flags) if each.method not in CONTROLS],
         "notes": list(statistics.notes),
         "classes": part.classes,
     }
@@ -288,7 +289,7 @@ def table(part: Part, number: int) -> dict[str, Any]:
 
 def _method(part: Part, name: str) -> dict[str, Any]:
     finding = part.finding
-    counts, cost = finding.table.degenerate[name], finding.gathered.costs.get(name)
+    counts, cost = finding.table.degenerate[name], finding.scores.costs.get(name)
     return {
         **part.titled(name),
         "quiet": name in CONTROLS,
@@ -298,43 +299,35 @@ def _method(part: Part, name: str) -> dict[str, Any]:
     }
 
 
-def _metric(finding: Finding, metric: str) -> dict[str, Any]:
-    found = finding.table
-    ends = [value for name in found.methods for value in found.interval(name, metric) if not math.isnan(value)]
-    chance = finding.statistics.chance
-    trial = found.trial[metric]
+def _metric(finding: ModelResult, metric: str) -> dict[str, Any]:
+    column, trial = finding.column(metric), finding.table.trial[metric]
     return {
         "name": metric,
-        "up": found.higher_is_better[metric],
-        "digits": finding.digits(metric),
-        "span": [min(ends), max(ends)] if ends else None,
-        "chance": plain(found.mean(chance, metric)) if chance in found.methods else None,
+        "up": column.higher_is_better,
+        "digits": column.digits,
+        "span": None if column.span == (0.0, 0.0) else list(column.span),
+        "chance": plain(column.chance),
         "trial": None if trial is None else {"verdict": trial.verdict, "text": str(trial)},
     }
 
 
-def _cell(finding: Finding, name: str, metric: str) -> dict[str, Any] | None:
-    found, statistics = finding.table, finding.statistics
-    mean, (low, high) = found.mean(name, metric), found.interval(name, metric)
-    if math.isnan(mean):
+def _cell(finding: ModelResult, name: str, metric: str) -> dict[str, Any] | None:
+    cell = finding.cell(name, metric)
+    if cell is None:
         return None
-    test = statistics.test(name, statistics.chance, metric)
-    printed = finding.published.get((name, metric))
-    groups = statistics.ranks[metric].groups
-    shared = [mark.text for mark in statistics.marks if (mark.method, mark.metric) == (name, metric)]
     return {
-        "mean": mean,
-        "low": plain(low),
-        "high": plain(high),
-        "images": int((~np.isnan(found[name, metric])).sum()),
-        "best": name == found.best(metric),
-        "word": None if test is None or test.word == "not tested" else test.word,
-        "stars": "" if test is None else test.stars,
-        "p": None if test is None else plain(test.corrected),
-        "letters": "".join(chr(ord("a") + at % 26) for at, group in enumerate(groups) if name in group),
-        "mark": shared[0] if shared else None,
-        "paper": None if printed is None else printed.value,
-        "seed_sd": plain(found.seed_sd.get((name, metric), math.nan)),
+        "mean": cell.mean,
+        "low": plain(cell.low),
+        "high": plain(cell.high),
+        "images": cell.images,
+        "best": cell.is_best,
+        "word": cell.word or None,
+        "stars": cell.stars,
+        "p": plain(cell.p),
+        "letters": cell.letters,
+        "mark": cell.shared or None,
+        "paper": cell.paper,
+        "seed_sd": plain(cell.seed_sd),
     }
 
 
@@ -366,8 +359,8 @@ class Opened:
         tables = [table(part, number) for number, part in enumerate(self.parts)]
         return {
             "title": self.title,
-            "lead": lead(findings),
-            "state": state(findings),
+            "lead": describe_run(findings),
+            "state": describe_state(findings),
             "notes": self._notes,
             "parts": tables,
         }
@@ -425,21 +418,21 @@ class Run:
         plans = store.plans()
         photos = photos_of(protocol, manifest["wanted"], plans, self.data)
         known = {label: photo for label, photo in photos.items() if not isinstance(photo, str)}
-        findings = [Finding.of(each, protocol) for each in gather(store, known)]
+        findings = [ModelResult.of(each, protocol) for each in collect(store, known)]
         if not findings:
             raise VitreousError("there is no plan for what its run.json asks for: start the run again")
         parts = []
         for finding in findings:
-            own = photos.get(finding.gathered.data, "the run has no such data set")
+            own = photos.get(finding.scores.data, "the run has no such data set")
             parts.append(Part(finding, store, plans, own, self._loaded(finding)))
             parts[-1].facts  # noqa: B018 - read now, so that all damage is known
         opened = Opened(_title(manifest, self.path), tuple(parts), tuple(sorted(store.damaged)))
         opened.table  # noqa: B018 - what cannot be told is told here, once
         return opened
 
-    def _loaded(self, finding: Finding) -> tuple[str, VisionModel] | None:
+    def _loaded(self, finding: ModelResult) -> tuple[str, VisionModel] | None:
         """Return the loaded model with the weights of this part."""
-        own = finding.gathered.setting.fingerprint
+        own = finding.scores.config.fingerprint
         return next((each for each in self.views.items() if str(Snapshot(each[1]).recent) == own), None)
 
 

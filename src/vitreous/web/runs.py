@@ -138,7 +138,7 @@ def router(runs: Mapping[str, Path], data: Data = None, views: Mapping[str, Visi
 
     def picture(run: str, picture: Name, part: Number = 0) -> Response:
         found, photos = photos_of(run, part, picture)
-        made = photos.png(found.finding.gathered.setting, picture, None if found.loaded is None else found.loaded[1])
+        made = photos.png(found.finding.scores.config, picture, None if found.loaded is None else found.loaded[1])
         return Response(made, media_type="image/png", headers={"Cache-Control": "private, max-age=600"})
 
     def photo(run: str, picture: Name, part: Number = 0) -> Response:
@@ -168,7 +168,7 @@ def _scores(part: Part, wanted: Filters, methods: list[str], metrics: list[str],
     facts = part.facts
     return {
         "total": len(rows),
-        "pictures": [part.finding.gathered.pictures[row] for row in shown],
+        "pictures": [part.finding.scores.digests[row] for row in shown],
         "names": [part.images[row] for row in shown],
         "columns": [
             {"method": method, "metric": metric, "scores": plain(column[shown]), "mean": _mean(column[rows])}
@@ -213,7 +213,7 @@ def _image(part: Part, wanted: Filters, picture: str, method: str, metric: str, 
     rows = part.ordered(method, metric, order, wanted)
     place = rows.index(row) if row in rows else None
     beside = {} if place is None else {"previous": place - 1, "next": place + 1}
-    names = part.finding.gathered.pictures
+    names = part.finding.scores.digests
     return {
         **part.about(row),
         "place": place,
