@@ -73,7 +73,7 @@ class SmallModels:
 def calls(model: vt.VisionModel, folder: Path) -> dict[str, Callable[[], Any]]:
     """Return what is traced, by name."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    photo = model.preprocess.picture(images[0])
+    photo = model.preprocess.to_image(images[0])
     photo.save(folder / "photo.png")
     protocol = folder / "protocol.toml"
     protocol.write_text(

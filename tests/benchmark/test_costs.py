@@ -104,7 +104,7 @@ def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> No
 
 def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards: list[int]) -> None:
     """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
-    explaining(model, SPELLINGS)  # the view is proven on its first inputs
+    explaining(model, SPELLINGS)  # the view is verified on its first inputs
     before = forwards[0]
     found = explaining(model, SPELLINGS)
     taken = forwards[0] - before

@@ -16,7 +16,7 @@ from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import ImageSource
 from vitreous.benchmark.protocol import ModelSpec
 from vitreous.benchmark.report import report
-from vitreous.models.transforms import Transform
+from vitreous.models.preprocess import Transform
 
 hf = pytest.importorskip("transformers")
 from families_hf import FAMILIES  # noqa: E402

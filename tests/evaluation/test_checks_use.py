@@ -15,7 +15,7 @@ import torch
 
 import vitreous as vt
 from commands import MODEL, photographs, run
-from families import FAMILIES, _build, images, proven
+from families import FAMILIES, _build, images, verified
 from photographs import NAMES, photo
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.results.diagnostics import CheckResult
@@ -59,7 +59,7 @@ def test_what_it_costs(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(), "generic")
     seen: list[int] = []
     handle = model.module.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
-    proven(model)
+    verified(model)
     seen.clear()
     found = e.check()["faithfulness"].numbers
     handle.remove()
@@ -89,7 +89,7 @@ def test_nothing_is_left_behind_also_after_an_exception(at: int) -> None:
             raise KeyboardInterrupt
 
     handle = model.module.norm.register_forward_hook(broken)
-    at += 2  # before that it is proven once more, for the hook is new
+    at += 2  # before that it is verified once more, for the hook is new
     before = state(model)
     with pytest.raises(KeyboardInterrupt):
         e.check()

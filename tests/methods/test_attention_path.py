@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vitreous as vt
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from vitreous.errors import ModelError, SpecError
 from vitreous.methods.base import compute_attributions
 from vitreous.tracing import Context, Target
@@ -114,7 +114,7 @@ def test_cost_is_what_is_run(spec: str, kind: str) -> None:
 
 
 def counted(kind: str) -> tuple[vt.VisionModel, list[int]]:
-    return vt.wrap(proven(FAMILIES[kind]())), []
+    return vt.wrap(verified(FAMILIES[kind]())), []
 
 
 @pytest.mark.parametrize("value", ["none", "prob"])

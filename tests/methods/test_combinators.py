@@ -14,7 +14,7 @@ from torch import Tensor
 
 import vitreous as vt
 from entering_points import TARGET, entering, gradient
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from vitreous.methods import Attribution, compute_attributions
 from vitreous.methods.combinators import Consensus, borne_out, match_values
 from vitreous.methods.controls import Centre
@@ -151,7 +151,7 @@ def test_logprob_shares_one_pass() -> None:
     model, runs = FAMILIES["vit"](), []
     vision_model, inputs = vt.wrap(model), images(model, 3)
     with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
-        proven(model)
+        verified(model)
         runs.clear()
         vt.explain(vision_model, inputs, "logprob(plus(decompx))")
         assert len(runs) == 1  # the predicted class comes from the same forward
@@ -212,7 +212,7 @@ def test_the_share_that_is_skipped(skip: str, layers: int) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return proven(FAMILIES["vit"]().double())
+    return verified(FAMILIES["vit"]().double())
 
 
 def test_smooth_at_captum_has_noise_of_deviation_one(model):
@@ -335,7 +335,7 @@ def test_members_share_their_passes():
     model = FAMILIES["vit"]()
     runs = []
     handle = model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
-    x = images(proven(model), 2)
+    x = images(verified(model), 2)
     runs.clear()
     vt.get_method("consensus(generic, plus(ixg), rollout, gradcam)").attribute(model, x)
     assert len(runs) == 1

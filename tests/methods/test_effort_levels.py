@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from families_cnn import FAMILIES as CNNS
 from vitreous.registry.defaults import EFFORT_LEVELS, METHOD, display_name, effort_spec
 from zoo import EVERY
@@ -81,7 +81,7 @@ def test_quick_takes_two_passes() -> None:
     model, runs = FAMILIES["vit"](), []
     x = images(model, 3)
     with model.patch_embed.register_forward_hook(lambda *_: runs.append(1)):
-        proven(model)
+        verified(model)
         runs.clear()
         vt.explain(model, x)
     assert len(runs) == 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from vitreous.methods.decomposition import bias_shares
 from vitreous.methods.ops import dot
 from vitreous.tracing import Context, Pass, Record, Target
@@ -81,7 +81,7 @@ def test_compositions() -> None:
     inputs, biases = terms(model, x)
     runs: list[int] = []
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
-    proven(model)
+    verified(model)
     expected = {
         "plus(fullgrad_plus)": sum(inputs) + sum(biases),
         "skipplus(fullgrad_plus)": inputs[2] + biases[2] + biases[3],

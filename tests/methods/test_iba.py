@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from reference_bottleneck import SAMPLES, TARGET, reference, seen
 from vitreous.tracing import Context, Target
 from vitreous.tracing.runner import logits_with_patches
@@ -120,7 +120,7 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
     ran: dict[int, list[int]] = {0: [], 2: []}
     for layer, counted in ran.items():
         model.blocks[layer].register_forward_hook(lambda m, a, out, counted=counted: counted.append(len(out)))
-    proven(model)
+    verified(model)
     ran[0].clear(), ran[2].clear()
     vt.get_method("coiba(stats=own)").attribute(model, images(model, 6), batch_size=batch)
     clean = len(ran[0])

@@ -18,7 +18,7 @@ from vitreous.benchmark.methods import mark_of, method_of
 
 import vitreous as vt
 from entering_points import TARGET, entering, gradient
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from families_cnn import FAMILIES as CNNS
 from vitreous.datasets import pictures
 from vitreous.errors import ImageError, ModelError, SpecError
@@ -28,7 +28,7 @@ from vitreous.tracing.statistics_collect import seen_scenes
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return proven(FAMILIES["vit"]().double())
+    return verified(FAMILIES["vit"]().double())
 
 
 # -- guided ------------------------------------------------------------------------------------------------

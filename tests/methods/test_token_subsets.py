@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from vitreous.methods.token_subsets import centroids, regress
 from vitreous.tracing import Context, Target
 from vitreous.tracing.prng import PRNGKey
@@ -303,7 +303,7 @@ def test_those_refined_by_the_same_subsets_share_them() -> None:
     model, runs = FAMILIES["vit"](), []
     x = images(model, 2)
     with model.blocks[0].register_forward_hook(lambda module, args, out: runs.append(len(out))):
-        proven(model)
+        verified(model)
         counts = []
         for spec in ("refine(ixg, masks=32)", "consensus(refine(ixg, masks=32), refine(ixg, masks=32, doubt=1.0))"):
             runs.clear()

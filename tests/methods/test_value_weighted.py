@@ -10,7 +10,7 @@ from torch import Tensor
 
 import reference_vit
 import vitreous as vt
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from vitreous.benchmark.protocol import read
 from vitreous.errors import SpecError
 from vitreous.methods import value_weighted as mixing
@@ -196,7 +196,7 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
     run = reference_vit.forward(model, x)
     runs: list[int] = []
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
-    proven(model)
+    verified(model)
     spelled = {
         "plus(globenc)": "through_block",
         "plus(alti)": "agreed",

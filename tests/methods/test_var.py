@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from reference_var import INVERSE, definition
 from vitreous.methods import Attribution, Method, compute_attributions, registry
 from vitreous.tracing import Context, Target, runner
@@ -258,7 +258,7 @@ class Count:
     def __init__(self, model, monkeypatch):
         model.patch_embed.register_forward_hook(self._forward)
         self.forwards = self.backwards = 0
-        proven(model)
+        verified(model)
         self.forwards = 0
         original = runner._backward
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import reference_vit
 import vitreous as vt
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from vitreous.errors import SpecError
 from vitreous.methods.vtranm import MLPWeights, Update
 from vitreous.tracing import Context, Pass, Record, Target, activation_value
@@ -183,7 +183,7 @@ def test_cost_is_one_forward_and_one_backward() -> None:
             output.register_hook(lambda gradient: runs.append("backward"))
 
     model.blocks[1].register_forward_hook(seen)
-    proven(model)
+    verified(model)
     runs.clear()
     attribute("vtranm", model, x)
     assert runs == ["forward", "backward"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vitreous as vt
-from families import FAMILIES, golden, images, proven
+from families import FAMILIES, golden, images, verified
 from vitreous.methods.xrai import segmented
 
 SCALES = (50, 100, 150, 250, 500, 1200)
@@ -16,7 +16,7 @@ SCALES = (50, 100, 150, 250, 500, 1200)
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return proven(FAMILIES["vit"]().double())
+    return verified(FAMILIES["vit"]().double())
 
 
 def picture(height: int, width: int, noise: float = 0.05, seed: int = 0) -> np.ndarray:

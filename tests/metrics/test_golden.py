@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from linear_model import Linear, noise, pooled
 from vitreous.metrics import ImageShape, RankedRemoval
 from vitreous.metrics.baselines import rise_kernel
@@ -270,7 +270,7 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
 def test_batches_are_full(model: Any) -> None:
     """Across images, methods, substrates and chunks: only the clean images and the last batch may be short."""
     sizes = []
-    vision_model = proven(vt.wrap(model))
+    vision_model = verified(vt.wrap(model))
     embed = type(vision_model).embed
 
     class Watched(type(vision_model)):
@@ -280,7 +280,7 @@ def test_batches_are_full(model: Any) -> None:
 
     x = images(model, 20)
     vision_model.__class__ = Watched
-    proven(vision_model)
+    verified(vision_model)
     sizes.clear()
     vt.evaluate(vision_model, x, {"a": noise(20, 4, 4)}, ["insertion", "srg"], batch_size=8, n_bootstrap=1)
     clean, colours = [8, 8, 4], [1]

@@ -189,7 +189,7 @@ def test_training_mode_and_running_statistics_stay() -> None:
 
 def test_other_sizes_are_refused_with_advice() -> None:
     model = vt.wrap(FAMILIES["resnet"]())
-    with pytest.raises(ModelError, match="give img_size= to load, or preprocess= to view"):
+    with pytest.raises(ModelError, match="give img_size= to load, or preprocess= to wrap"):
         model.check_inputs(torch.zeros(1, 3, 48, 48))
     with pytest.raises(ModelError, match="cannot leave tokens out"):
         model.logits(images(model, 1), keep=torch.zeros(1, 3, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""A known transformer inside a model of one's own, or under another head: found, proven equal, explained."""
+"""A known transformer inside a model of one's own, or under another head: found, verified equal, explained."""
 
 from __future__ import annotations
 

@@ -215,6 +215,7 @@ def test_values_are_the_output_of_the_value_projection(attention: str, dtype: to
     projected: list[Tensor] = []
     handles = [layer.register_forward_hook(lambda m, a, out: projected.append(out)) for layer in layers]
     vt.wrap(model).verify(images(2, dtype=dtype))
+    vt.wrap(model).operation_counts(0)
     projected.clear()
     values, gradients = (
         Record("attn_values", activation_grad if grad else activation_value, (0, 1, 2), grad) for grad in (False, True)

@@ -21,7 +21,7 @@ from families_hf import FAMILIES, LABELS, build, images
 from vitreous.errors import ModelError
 from vitreous.models import Preprocess
 from vitreous.models import registry as hub
-from vitreous.models.transforms import preprocess_of
+from vitreous.models.adapters.hf import from_processor
 
 # -- classes that are prompts --------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ PROCESSORS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(("kind", "settings", "expected"), PROCESSORS)
 def test_image_processors_make_their_own_pixels(kind: str, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
     theirs = getattr(hf, kind)(**settings)
-    ours = preprocess_of(theirs)
+    ours = from_processor(theirs)
     assert (ours.size, ours.mode, ours.crop, ours.interpolation) == expected
     assert ours.mean == pytest.approx(tuple(theirs.image_mean))
     same_pixels(ours, theirs)
@@ -269,7 +269,7 @@ def test_image_processors_make_their_own_pixels(kind: str, settings: dict[str, A
 def test_a_processor_that_no_data_describes_makes_its_own_pixels() -> None:
     """ConvNeXt's resizes its shortest edge to more than that for a small input: nothing in ``size`` says so."""
     theirs = hf.ConvNextImageProcessor(size={"shortest_edge": 64})
-    ours = preprocess_of(theirs)
+    ours = from_processor(theirs)
     assert (ours.size, ours.mode) == ((64, 64), "own")
     same_pixels(ours, theirs)
     width, height = 300, 200
@@ -283,7 +283,7 @@ def test_a_processor_that_no_data_describes_makes_its_own_pixels() -> None:
 @pytest.mark.parametrize(("kind", "settings"), [each[:2] for each in PROCESSORS])
 def test_where_a_processor_crops(kind: str, settings: dict[str, Any]) -> None:
     """A white block is found in the input where the box says, to a fraction of a pixel of the input."""
-    how = preprocess_of(getattr(hf, kind)(**settings))
+    how = from_processor(getattr(hf, kind)(**settings))
     for width, height in ((500, 375), (333, 500), (515, 336)):
         pixels = np.zeros((height, width, 3), np.uint8)
         left, top, block = width // 2 - 40, height // 2 - 30, 60
@@ -301,5 +301,5 @@ def test_where_a_processor_crops(kind: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("resized", [232, 256, 438, 439, 592])
 def test_a_crop_gives_the_size_it_came_from(crop: int, resized: int) -> None:
     settings = {"size": {"shortest_edge": resized}, "crop_size": {"height": crop, "width": crop}}
-    found = preprocess_of(hf.CLIPImageProcessor(**settings))
+    found = from_processor(hf.CLIPImageProcessor(**settings))
     assert found._scaled_size(resized * 2, resized * 2) == (resized, resized)

@@ -20,7 +20,7 @@ from torchvision import transforms
 import vitreous as vt
 from vitreous.errors import ImageError, ModelError
 from vitreous.models import Preprocess
-from vitreous.models.transforms import Transform, as_preprocess, match
+from vitreous.models.preprocess import Transform, as_preprocess, match
 
 SIZES = [(97, 61), (61, 97), (64, 64), (33, 32), (5, 7), (1, 1), (300, 8), (8, 300), (640, 481)]
 INPUTS = [(32, 32), (33, 33), (48, 32), (30, 70)]

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 import vitreous as vt
 from families import FAMILIES
 from vitreous.errors import ImageError, ModelError, VitreousWarning
-from vitreous.models.transforms import Transform, as_preprocess
+from vitreous.models.preprocess import Transform, as_preprocess
 from zoo import EVERY
 
 NORMAL = transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))

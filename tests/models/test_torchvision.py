@@ -18,7 +18,7 @@ from families_torchvision import MODELS, VIT, build
 from vitreous.errors import ModelError, TracingError
 from vitreous.models import registry as hub
 from vitreous.models.adapters import torchvision as tv
-from vitreous.tracing import Pass, Record, Target, activation_value
+from vitreous.tracing import Pass, Record, Target, activation_grad, activation_value
 from vitreous.tracing.rules import LINEARIZED
 from vitreous.tracing.runner import run
 
@@ -146,7 +146,7 @@ def test_rules_see_every_call(kind: str) -> None:
     model = vt.wrap(MODELS[kind]())
     inputs = inputs_of(model)
     target = Target.of(model, 2, 1, None, "logit")
-    keep = Record("resid_pre", lambda model, value, gradient: gradient, tuple(range(model.depth)))
+    keep = Record("resid_pre", activation_grad, tuple(range(model.depth)))
     frozen = run(model, inputs, Pass((keep,), LINEARIZED), target)
     plain = run(model, inputs, Pass((keep,)), target)
     torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)

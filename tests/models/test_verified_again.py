@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import VitreousError
-from vitreous.models.modifications import deviations
-from vitreous.models.shared_copy import _proven
+from vitreous.models.description import deviations
+from vitreous.models.shared_copy import _entries
 from zoo import EVERY
 
 
@@ -141,11 +141,11 @@ def test_a_number_in_the_place_of_one_that_is_gone() -> None:
     vision_model, x = vt.wrap(odd), images(odd, 1)
     for _ in range(20):
         vision_model.logits(x)
-        (before,) = _proven[odd].values()
+        (before,) = _entries[odd].facts.values()
         for _ in range(2):
             odd.blocks[0].norm1.eps = odd.blocks[0].norm1.eps * 1.01
         vision_model.logits(x)
-        (after,) = _proven[odd].values()
+        (after,) = _entries[odd].facts.values()
         assert after is not before
 
 

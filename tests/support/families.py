@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 
-__all__ = ["FAMILIES", "golden", "images", "prand", "proven", "rounding"]
+__all__ = ["FAMILIES", "golden", "images", "prand", "verified", "rounding"]
 
 _SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -70,9 +70,11 @@ def images(model: nn.Module, batch: int, seed: int = 0) -> Tensor:
     return torch.randn(batch, 3, *vision_model.preprocess.size, generator=generator).to(vision_model.dtype)
 
 
-def proven(model: Any) -> Any:
-    """Let a model or view be compared with itself now, so that a test counts only what comes after."""
-    vt.wrap(model).verify(images(model, 1))
+def verified(model: Any) -> Any:
+    """Let a model be compared with itself, and its operations counted, so that a test counts only what comes after."""
+    vision_model = vt.wrap(model)
+    vision_model.verify(images(model, 1))
+    vision_model.operation_counts(None)
     return model
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import reference_vit
 import vitreous as vt
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from vitreous.errors import TracingError
 from vitreous.methods import compute_attributions
 from vitreous.methods.ops import dot, head_mean, positive
@@ -31,7 +31,7 @@ class Count:
         self.embeds = self.blocks = self.images = 0
         self.handles = [model.patch_embed.register_forward_pre_hook(self._embed)]
         self.handles += [block.register_forward_pre_hook(self._block) for block in model.blocks]
-        proven(model)
+        verified(model)
         self.embeds = self.blocks = self.images = 0
 
     def _embed(self, module: nn.Module, args: tuple[Tensor]) -> None:
@@ -161,7 +161,7 @@ def test_the_backward_ends_at_the_lowest_layer_asked_for():
     model = FAMILIES["vit"]()
     grad_enabled = []
     handles = [b.register_forward_pre_hook(lambda m, a: grad_enabled.append(a[0].requires_grad)) for b in model.blocks]
-    proven(model)
+    verified(model)
     grad_enabled.clear()
     session(model).run_pass(Pass((Record("norm1", dot, (2,)),)))
     session(model).run_pass(Pass((Record("attn_weights", head_mean, (0, 1), grad=False),)))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from commands import run
-from families import FAMILIES, images, proven
+from families import FAMILIES, images, verified
 from vitreous.tracing.statistics import Moments
 from zoo import EVERY
 
@@ -110,7 +110,7 @@ def test_pooled_statistics_see_all_tokens() -> None:
     inputs = images(model, 11)
     kept: list[Tensor] = []
     model.module.blocks[2].norm1.register_forward_hook(lambda m, a, out: kept.append(out))
-    proven(model)
+    verified(model)
     kept.clear()
     pooled = vt.collect_activation_stats(model, inputs, batch_size=11).pooled().moments["norm1", 2]
     everything = kept[0].flatten(0, 1)
@@ -122,7 +122,7 @@ def test_pooled_statistics_see_all_tokens() -> None:
 def test_noise_is_uniform_in_pixels_and_seeded(model: vt.VisionModel) -> None:
     seen: list[Tensor] = []
     handle = model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-    proven(model)
+    verified(model)
     seen.clear()
     found = vt.collect_activation_stats(model, noise=40, batch_size=16)
     handle.remove()

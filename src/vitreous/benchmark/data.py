@@ -33,7 +33,7 @@ from vitreous.evaluation.explainers import ExternalExplainer, named
 from vitreous.methods import Method
 from vitreous.metrics import EvaluationConfig, get_metric
 from vitreous.models import Preprocess, VisionModel
-from vitreous.models.transforms import OWN
+from vitreous.models.preprocess import OWN
 from vitreous.registry.defaults import CONTROLS
 
 __all__ = [

@@ -13,7 +13,7 @@ from vitreous.errors import ModelError, VitreousError, one_line
 from vitreous.methods import Method, compute_attributions, get_method, list_methods
 from vitreous.methods.value_weighted import block_weights, layer_weights
 from vitreous.models import VisionModel, wrap
-from vitreous.models.modifications import deviations
+from vitreous.models.description import deviations
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import UnverifiedError
 from vitreous.results import Finding

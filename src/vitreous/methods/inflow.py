@@ -76,7 +76,7 @@ class InFlow(Method):
         inputs, fused, parts = (cache[record] for record in self._block_records(model))
         row = initial_row(cache, fused[0], pooled)
         for layer in reversed(range(model.depth)):
-            fork = context.with_inputs(inputs[layer], model.logit_lens(layer, each=True))
+            fork = context.with_inputs(inputs[layer], model.logit_lens(layer, per_token=True))
             (gradient,) = fork.run_pass(Pass((_OWN,)))[_OWN]
             moved, kept = parts[layer].unbind(dim=1)
             flow = (gradient * fused[layer]).clamp_(min=0) * moved.unsqueeze(1) + torch.diag_embed(1 - moved)

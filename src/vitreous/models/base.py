@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -12,28 +13,52 @@ from torch import Tensor, nn
 
 from vitreous.code_digest import is_external
 from vitreous.errors import ModelError, TargetError
-from vitreous.models.checkpoints import Recipe
-from vitreous.models.class_names import check_index, find_label, short_label
+from vitreous.models.class_names import check_count, check_index, find_label, short_label
 from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import copy_structure, verify
-from vitreous.models.structure import Weights, Windows
+from vitreous.models.shared_copy import copy_structure, recall, remember, verify
+from vitreous.models.structure import Weights, Windows, count_operations
 
 if TYPE_CHECKING:
+    from vitreous.models.checkpoints import Recipe
     from vitreous.models.submodels import LogitLens, PermutedHeadModel, SubModel
-
-__all__ = ["VisionModel"]
 
 V = TypeVar("V", bound="VisionModel")
 
 
 class VisionModel(ABC):
-    """What the rest of the house may know about a model.
+    """A model, unmodified, plus the few facts and verbs that everyone needs.
 
-    The three verbs satisfy ``finish(run(embed(x))) == model(x)``. Layers are 0-based and ranges half-open:
-    ``run(tokens, start, stop)`` applies blocks ``start .. stop - 1``. Adapters subclass this, one file per
-    family; nobody else learns an architecture's name.
+    Three verbs take the model apart: ``forward_head(forward_blocks(embed(x))) == model(x)``, which is verified on the
+    first inputs. Layers are 0-based and ranges half-open: ``forward_blocks(tokens, start, stop)`` applies blocks
+    ``start .. stop - 1``. ``wrap`` and ``load`` return one; an adapter is a subclass, one file for each family.
+
+    Attributes
+    ----------
+    module : nn.Module
+        The model itself.
+    name, family : str
+        For captions, tables and errors; the family is the adapter's.
+    depth, embed_dim, num_heads : int
+        Blocks, length of a token vector, attention heads.
+    num_prefix_tokens : int
+        Tokens before the patches: class token, distillation token, registers.
+    pooling : Pooling
+        How the tokens after the last block become one vector.
+    preprocess : Preprocess
+        How a photograph becomes an input.
+    num_classes : int
+        Length of the logits.
+    class_names : list of str or None
+        Names of the classes in the order of their indices.
+
+    Examples
+    --------
+    >>> inputs = torch.stack([model.preprocess.inputs(image)[0]])
+    >>> tokens = model.forward_blocks(model.embed(inputs))
+    >>> torch.allclose(model.forward_head(tokens), model.logits(inputs), atol=1e-5)
+    True
     """
 
     module: nn.Module
@@ -50,75 +75,100 @@ class VisionModel(ABC):
     can_drop_tokens: bool = True
     """Whether patch tokens can be left out without touching the model."""
     attention: str = "global"
-    """Where attention reaches: ``everywhere`` (a matrix between all tokens), inside ``windows``, or ``nowhere``."""
+    """Where attention reaches: ``global`` (a matrix between all tokens), ``windowed``, or ``none``."""
     has_patch_embedding: bool = True
     """Whether what comes before the first block makes tokens of patches; otherwise its first layer is just a layer."""
     has_residual_stream: bool = True
-    """Whether all blocks add to one stream of tokens, so that what it says from layer to layer can be summed."""
+    """Whether all blocks add to one stream of tokens, so that what each of them adds can be summed."""
     is_relu_only: bool = False
     """Whether its activations are ReLUs, beside sigmoids that weigh channels."""
     unavailable_points: Mapping[str, str] = {}
-    """Places inside a block that cannot be shown, and why."""
+    """Hook points inside a block that do not exist, and why."""
     branch_point: str = "norm1"
-    """The place of a block's first norm: what attention gets, or what it adds where the norm ends the branch."""
+    """The hook point of a block's first norm: what attention gets, or what it adds where the norm ends the branch."""
     cam_point: str = "norm1"
-    """Where class activation maps look in the last block: the last place whose patches still reach every logit."""
+    """Where class activation maps look in the last block: the last point whose patches still reach every logit."""
     stages: tuple[range, ...] = ()
     """The layers of each stage of a hierarchical model; empty where all layers share one grid."""
     has_known_head: bool = True
-    """Whether what follows the last block is the family's own: only then is its content declared (``calls(None)``)."""
+    """Whether what follows the last block is the family's own: only then are its operations counted."""
+    has_gated_mlp: bool = False
+    """Whether the MLP of a block weighs one branch by an activation of another."""
     builder_digest: str = ""
     """A digest of the code that built the model, where that is not of Vitreous."""
     load_recipe: Recipe | None = None
     """How it was loaded; ``None`` for a model that was in hand."""
     source_model: VisionModel | None = None
-    """The user's view, where this is a twin of it: hooks and flags on a twin's modules are nobody else's."""
+    """The user's model, where this is a shared copy of it."""
     declared_pooling: Pooling | None = None
-    """What the adapter said of the pooling, once it was compared with the model."""
+    """The pooling that the adapter declares, once it was compared with the model."""
     identity_extras: tuple[Any, ...] = ()
-    """What this view takes of its model, where another view of the same class could take something else."""
+    """What distinguishes this way to take the module apart from another one of the same class."""
     deviations: Mapping[str, str] = {}
-    """Where the model is not as its library built it, and how: path to hook, adapter or class. Read by ``prove``."""
+    """Where the model is not as its library built it, and how: path to hook, adapter or class."""
     deviating_layers: frozenset[int] = frozenset()
     """The blocks in which that is so."""
+    _counts: dict[int | None, Mapping[str, int]] | None = None
+
+    def _set_classes(self, count: int, class_names: list[str] | None, usual: list[str] | None = None) -> None:
+        """Set the number and names of classes; ``usual`` names are taken where there are as many, or no head."""
+        check_count(self.name, class_names, count)
+        self.num_classes = count
+        self.class_names = class_names or (usual if usual and count in (0, len(usual)) else None)
 
     # -- the three verbs -------------------------------------------------------------------------------
 
     @abstractmethod
     def embed(self, inputs: Tensor) -> Tensor:
-        """Images ``[B, 3, H, W]`` to tokens ``[B, N, D]`` as they enter block 0."""
+        """Return the tokens ``[B, N, D]`` of images ``[B, 3, H, W]``, as they enter block 0."""
 
     @abstractmethod
     def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Apply one block; ``keep`` tells which patches the tokens are, where some were left out."""
+        """Apply one block; ``keep`` ``[B, k]`` says which patches the tokens are, where some were left out."""
 
     @abstractmethod
     def forward_head(self, tokens: Tensor) -> Tensor:
-        """Tokens after the last block to logits ``[B, classes]``."""
+        """Return the logits ``[B, classes]`` of tokens after the last block."""
 
     def forward_blocks(
         self, tokens: Tensor, start: int = 0, stop: int | None = None, keep: Tensor | None = None
     ) -> Tensor:
-        """Apply blocks ``start .. stop - 1``; after ``pick`` pass the same ``keep``: blocks may know positions."""
+        """Apply blocks ``start .. stop - 1``.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            ``[B, N, D]`` as they enter block ``start``.
+        start, stop : int, default 0 and the depth
+            The half-open range of blocks.
+        keep : Tensor, optional
+            After ``select_tokens`` the same patch indices: blocks may know positions.
+
+        Returns
+        -------
+        Tensor
+            The tokens that leave block ``stop - 1``.
+        """
         for layer in range(start, self.depth if stop is None else stop):
             tokens = self.forward_block(layer, tokens, keep)
         return tokens
 
-    # -- facts about places ----------------------------------------------------------------------------
+    # -- facts about layers ----------------------------------------------------------------------------
 
     @abstractmethod
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        """Rows and columns of patches at a layer, for these inputs (for the model's own size if ``None``).
+        """Return rows and columns of patches at the input of a layer.
 
-        Without a layer, the grid that images are cut into: that of the first block, unless a family says otherwise.
+        For these inputs, or for the model's own size. Without a layer, the grid that images are cut into: that of the
+        first block, unless a family says otherwise.
         """
 
     def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
-        """Rows and columns of what leaves the last block."""
+        """Return rows and columns of what leaves the last block."""
         return self.grid(inputs, self.depth - 1)
 
     def hook_point(self, layer: int, name: str) -> nn.Module:
-        """Return the module of a block whose output is called ``name``, one of ``sites``."""
+        """Return the module of a block whose output is called ``name``, one of ``hook_points``."""
         if name not in self.hook_points:
             why = self.unavailable_points.get(name, f"it has {', '.join(self.hook_points)}")
             raise ModelError(f"{self.name} cannot show {name} of block {layer}: {why}")
@@ -126,7 +176,7 @@ class VisionModel(ABC):
 
     @abstractmethod
     def _hook_point(self, layer: int, name: str) -> nn.Module:
-        """Return that module, for a name that the family can show.
+        """Return that module, for a name that is available.
 
         The names are ``norm1``, ``attn``, ``norm2`` and ``mlp``; ``attn`` and ``mlp`` are the vectors added to the
         residual stream, LayerScale included.
@@ -134,16 +184,56 @@ class VisionModel(ABC):
 
     @property
     def hook_points(self) -> tuple[str, ...]:
-        """The places inside a block that can be shown."""
+        """The points inside a block whose values can be recorded."""
         return tuple(name for name in ("norm1", "attn", "norm2", "mlp") if name not in self.unavailable_points)
 
-    @abstractmethod
     def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        """How often each kind of rule must match inside a block, or inside ``finish`` for ``None``.
+        """Return how often each kind of operation runs inside a block, or inside ``forward_head`` for ``None``.
 
-        The kinds are ``attention``, ``norm`` and ``activation``. A pass that steers the backward compares what
-        it saw with this, so that an operation nobody recognised cannot go unnoticed.
+        The kinds are ``attention``, ``norm``, ``activation``, and ``gate`` for the activation of a gated MLP. A pass
+        that steers the backward compares what it met with this, so that an operation that it does not recognise cannot
+        go unnoticed. Counted once in the autograd graph, for one forward, unless a family declares it.
         """
+        if self.source_model is None:
+            return self._operation_counts(layer)
+        self._counts = {} if self._counts is None else self._counts
+        if layer not in self._counts:
+            self._counts[layer] = self.source_model.operation_counts(layer)
+        return self._counts[layer]
+
+    def _operation_counts(self, layer: int | None) -> Mapping[str, int]:
+        key = ("operations", type(self), self.identity_extras, self.preprocess.size)
+        counts: dict[int | None, dict[str, int]] | None = recall(self.module, key)
+        if counts is None:
+            counts = self._count_operations()
+            remember(self.module, key, counts)
+        return counts[layer]
+
+    def _count_operations(self) -> dict[int | None, dict[str, int]]:
+        counts: dict[int | None, dict[str, int]] = {None: {}}
+        copy = self.shared_copy()
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(self.device.type, enabled=False),
+            torch._C.DisableTorchFunction(),
+        ):
+            count, width = copy.num_prefix_tokens + math.prod(copy.grid()), copy.embed_dim_at(0)
+            tokens = torch.randn(1, count, width, generator=torch.Generator().manual_seed(0))
+            tokens = tokens.to(self.device, self.dtype)
+            for layer in range(copy.depth):
+                output = copy.forward_block(layer, tokens.detach().requires_grad_())
+                counts[layer], tokens = count_operations(output, by_hand=True), output
+                counts[layer]["attention"] = max(counts[layer]["attention"], int(self.attention != "none"))
+                if self.has_gated_mlp:
+                    counts[layer] |= {"activation": counts[layer]["activation"] - 1, "gate": 1}
+            if self.has_known_head:
+                counts[None] = count_operations(copy.forward_head(tokens.detach().requires_grad_()), by_hand=True)
+        return counts
+
+    def total_operations(self, start: int = 0) -> Counter[str]:
+        """Return the operation counts of blocks ``start ..`` and the head together."""
+        return sum((Counter(self.operation_counts(layer)) for layer in (None, *range(start, self.depth))), Counter())
 
     def get_block(self, layer: int) -> nn.Module:
         """Return the module of a block, which gets tokens and gives tokens."""
@@ -158,7 +248,7 @@ class VisionModel(ABC):
         return self.embed_dim
 
     def windows(self, layer: int) -> Windows | None:
-        """Return which patches of ``grid(layer=layer)`` see each other, where that is not all of them."""
+        """Return which patches of ``grid(layer=layer)`` attend to each other, where that is not all of them."""
         return None
 
     def is_standard(self, layer: int) -> bool:
@@ -173,16 +263,14 @@ class VisionModel(ABC):
         """Say where a block is not as its library built it, and how."""
         if self.is_standard(layer):
             return "its own code"
-        modules = {id(part) for part in self.get_block(layer).modules()}
-        told = [f"{why} at {path}" for path, why in self.deviations.items() if self._has(path, modules)]
-        return ", ".join(told[:3]) + (", …" if len(told) > 3 else "")
-
-    def _has(self, path: str, modules: set[int]) -> bool:
-        return id(self.module.get_submodule(path)) in modules
+        modules = {id(module) for module in self.get_block(layer).modules()}
+        paths = [path for path in self.deviations if id(self.module.get_submodule(path)) in modules]
+        reasons = [f"{self.deviations[path]} at {path}" for path in paths[:3]]
+        return ", ".join(reasons) + (", …" if len(paths) > 3 else "")
 
     @property
     def has_own_pooling(self) -> bool:
-        """Whether only the adapter can tell how tokens are pooled: one of another package, or one without tokens."""
+        """Whether only the adapter knows how tokens are pooled: one of another package, or one without tokens."""
         return self.attention == "none" or is_external(type(self))
 
     def read_pooling(self) -> Pooling | None:
@@ -192,39 +280,51 @@ class VisionModel(ABC):
         return infer_pooling(self, self.declared_pooling)
 
     def weights(self, layer: int) -> Weights:
-        """Return how attention's values reach the residual stream: only methods that cut it into shares ask."""
+        """Return how attention's values reach the residual stream, for methods that cut it into contributions."""
         raise ModelError(f"{self.name} does not tell its projections, so that its stream cannot be cut into shares")
 
     # -- what follows from them ------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
+        """Where the model runs."""
         return next(self.module.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
+        """The model's own precision."""
         return next(self.module.parameters()).dtype
 
     def logits(self, inputs: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Bare forward in evaluation mode and the model's own precision, without gradients.
+        """Run the model in evaluation mode and its own precision, without gradients.
 
-        With ``keep``, patch indices ``[B, k]``, only those patch tokens are run; prefix tokens always stay.
+        Parameters
+        ----------
+        inputs : Tensor
+            Normalised images ``[B, 3, H, W]``.
+        keep : Tensor, optional
+            Patch indices ``[B, k]``: only those patch tokens are run; prefix tokens always stay.
+
+        Returns
+        -------
+        Tensor
+            ``[B, classes]``.
         """
         inputs = self.cast(inputs)
         self.verify(inputs)
-        seen = self.shared_copy()
+        copy = self.shared_copy()
         with torch.autocast(inputs.device.type, enabled=False), torch.no_grad():
-            tokens = seen.embed(inputs)
+            tokens = copy.embed(inputs)
             if keep is not None:
                 keep = keep.to(tokens.device)
-                tokens = seen.select_tokens(tokens, keep)
-            return seen.forward_head(seen.forward_blocks(tokens, keep=keep))
+                tokens = copy.select_tokens(tokens, keep)
+            return copy.forward_head(copy.forward_blocks(tokens, keep=keep))
 
     def shared_copy(self: V, own_tensors: bool = False) -> V:
-        """Return this view of a structural copy of its model, in evaluation mode, that shares the weights.
+        """Return this with a structural copy of its module, in evaluation mode, that shares the weights.
 
         With ``own_tensors`` it shares no buffer; otherwise it does, but for those that a forward is known to write.
-        Everything that runs the model does so on a twin of its own: the user's modules are never touched.
+        Everything that runs the model does so on a copy of its own: the user's modules are never touched.
         """
         if self.source_model is not None:
             return self
@@ -233,7 +333,7 @@ class VisionModel(ABC):
         return copied
 
     def verify(self, inputs: Tensor) -> None:
-        """Refuse a model whose own forward says something else than this view: tried once, on the first inputs."""
+        """Refuse a model whose own forward says something else than its parts: tried once, on the first inputs."""
         if self.source_model is None:
             self._check_values(inputs)
             verify(self, inputs)
@@ -244,7 +344,7 @@ class VisionModel(ABC):
         return Snapshot(self).identity
 
     def snapshot(self) -> Snapshot:
-        """Return what the model is now, for a result in memory; its weights are read when the identity is asked for."""
+        """Return what the model is now, for a result in memory; weights are read when the identity is needed."""
         return Snapshot.of_result(self)
 
     @property
@@ -259,20 +359,19 @@ class VisionModel(ABC):
                 f"{self.name} cannot leave tokens out: its layers need the whole grid; mask their embeddings instead"
             )
         patches = tokens.shape[1] - self.num_prefix_tokens
-        whole = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
-        if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not whole:
-            given = f"{list(keep.shape)} of {keep.dtype}"
-            raise ModelError(f"keep must be integer patch indices [{tokens.shape[0]}, k], got {given}")
+        is_integer = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not is_integer:
+            got = f"{list(keep.shape)} of {keep.dtype}"
+            raise ModelError(f"keep must be integer patch indices [{tokens.shape[0]}, k], got {got}")
         wrong = keep[(keep < 0) | (keep >= patches)]
         if wrong.numel():
             raise ModelError(f"keep holds patch {int(wrong[0])}, outside 0..{patches - 1}")
-        keep = keep.long()
-        index = (keep + self.num_prefix_tokens).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
+        index = (keep.long() + self.num_prefix_tokens).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
         return torch.cat([tokens[:, : self.num_prefix_tokens], tokens.gather(1, index)], dim=1)
 
     def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
-        """Return the view of a larger model that has this one's at ``path``; what is around it runs as it is."""
-        from vitreous.models.custom import WrappedModel
+        """Return a larger model that has this one at ``path``; what is around it runs as it is."""
+        from vitreous.models.submodels import WrappedModel
 
         return WrappedModel(module, self, path, **facts)
 
@@ -280,20 +379,31 @@ class VisionModel(ABC):
         """Return the sub-network that starts at block ``layer``; its inputs are tokens, its outputs logits.
 
         With the tokens kept, this is also the cached prefix: run the first blocks once, explain the rest often.
-        ``inputs`` tells the size of the images where the model takes any.
+
+        Parameters
+        ----------
+        layer : int
+            Its first block.
+        inputs : Tensor, optional
+            Images whose size the tokens are of, where the model takes any size.
+
+        Returns
+        -------
+        SubModel
+            ``f_l`` of the PLUS paper.
         """
         from vitreous.models.submodels import SubModel
 
         return SubModel(self, layer, inputs)
 
-    def logit_lens(self, layer: int, each: bool = False) -> LogitLens:
-        """Return one block alone, its output read by the model's own head: on the mean token, or on each (``each``)."""
+    def logit_lens(self, layer: int, per_token: bool = False) -> LogitLens:
+        """Return one block alone, its output read by the model's own head: on the mean token, or token by token."""
         from vitreous.models.submodels import LogitLens
 
-        return LogitLens(self, layer, each)
+        return LogitLens(self, layer, per_token)
 
     def permute_head(self, seed: int = 0) -> PermutedHeadModel:
-        """Return this view with its head shuffled: all that ``finish`` does gets the channels in a random order.
+        """Return this model with its head shuffled: all that ``forward_head`` does gets channels in a random order.
 
         This is the head with its weights dealt out anew among the channels; the model itself is not touched.
         """
@@ -302,7 +412,7 @@ class VisionModel(ABC):
         return PermutedHeadModel(self, seed)
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
-        """Run the model's own forward and return its logits: what ``finish(run(embed(x)))`` must equal."""
+        """Run the model's own forward and return its logits: what the three verbs together must equal."""
         output = self.module(inputs)
         return output if isinstance(output, Tensor) else output.logits
 
@@ -318,17 +428,15 @@ class VisionModel(ABC):
         if inputs.is_meta:
             raise ModelError("the inputs have no values: they are on the meta device")
         if self.attention != "none":
-            first = next((module for module in self.module.modules() if isinstance(module, nn.Conv2d)), None)
-            is_patches = first is not None and first.kernel_size == first.stride
-            if first is not None and is_patches and first.in_channels != 3:
-                raise ModelError(f"{self.name} takes images of {first.in_channels} channels; only 3 are supported")
+            conv = next((module for module in self.module.modules() if isinstance(module, nn.Conv2d)), None)
+            if conv is not None and conv.kernel_size == conv.stride and conv.in_channels != 3:
+                raise ModelError(f"{self.name} takes images of {conv.in_channels} channels; only 3 are supported")
 
     def check_inputs(self, inputs: Tensor) -> None:
         """Refuse inputs that the model cannot take, by name and shape."""
         self._check_values(inputs)
-        height, width = self.preprocess.size
         if inputs.ndim != 4 or inputs.shape[1] != 3:
-            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")
+            self._refuse_size(inputs)
         if inputs.shape[0] == 0:
             raise ModelError("the batch is empty")
         if not inputs.is_floating_point():
@@ -336,8 +444,18 @@ class VisionModel(ABC):
         if not torch.isfinite(inputs).all():
             raise ModelError("the inputs contain values that are not finite")
 
+    def _refuse_size(self, inputs: Tensor, advice: str = "") -> None:
+        height, width = self.preprocess.size
+        raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}{advice}")
+
     def class_index(self, word: int | str) -> int:
-        """Return the class index of an index, a label or a synonym."""
+        """Return the class index of an index, a name or a synonym.
+
+        Raises
+        ------
+        TargetError
+            Where there is no such class, or several.
+        """
         if isinstance(word, bool) or not isinstance(word, int | str):
             raise TargetError(f"{word!r} is neither a class index nor a label")
         outputs = max(self.num_classes, 2)  # a head of one logit tells two classes apart
@@ -345,22 +463,12 @@ class VisionModel(ABC):
 
     def label(self, index: int) -> str:
         """Return the first name of a class, or ``"class i"`` where the model has no names."""
-        return (
-            short_label(self.class_names[index])
-            if self.class_names and index < len(self.class_names)
-            else f"class {index}"
-        )
-
-    def total_operations(self, start: int = 0) -> Counter[str]:
-        """Return the declared rule matches of blocks ``start ..`` and ``finish`` together."""
-        total: Counter[str] = Counter(self.operation_counts(None))
-        for layer in range(start, self.depth):
-            total.update(self.operation_counts(layer))
-        return total
+        names = self.class_names or []
+        return short_label(names[index]) if index < len(names) else f"class {index}"
 
     def __repr__(self) -> str:
         height, width = self.grid()
         return (
-            f"View({self.name}: {self.depth} blocks, {height}x{width} patches, {self.num_prefix_tokens} prefix tokens, "
-            f"{self.pooling.kind} pooling, {self.num_classes} classes)"
+            f"VisionModel({self.name}: {self.depth} blocks, {height}x{width} patches, {self.num_prefix_tokens} prefix "
+            f"tokens, {self.pooling.kind} pooling, {self.num_classes} classes)"
         )

@@ -30,15 +30,6 @@ from vitreous.models.identity import state
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.unpickler import Stub, unpickle
 
-__all__ = [
-    "Checkpoint",
-    "Recipe",
-    "classes_in",
-    "fit",
-    "read",
-    "translate",
-]
-
 _SIGNS = {
     "timm": re.compile(r"blocks\.0\.attn\.qkv\.weight"),
     "Hugging Face": re.compile(r"(?:(?:vit|deit)\.)?(?:encoder\.layer|layers)\.0\.attention\.\S+\.weight"),

@@ -14,14 +14,6 @@ from typing import Any
 from vitreous import io as disk
 from vitreous.errors import ModelError, TargetError, nearest, one_line
 
-__all__ = [
-    "check_count",
-    "find_label",
-    "read_labels",
-    "short_label",
-    "suggested",
-]
-
 _MOST_TEXT = 2**26  # bytes of a file of labels
 _TABLES = ("id2label", "label2id", "names")
 """Under which words configurations and data sets keep their labels."""

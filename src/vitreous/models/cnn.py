@@ -1,9 +1,7 @@
-"""Chains of blocks as the layouts of convolutional networks have them, whatever the library.
-
-Convolutional networks: a view whose tokens are the places of feature maps.
+"""Convolutional networks: a model whose tokens are the places of feature maps.
 
 A chain of modules, each of which gets the feature map that the one before it gave, is all that a family has to name.
-``embed`` runs the model's own forward up to the chain, ``finish`` runs it with the chain stepping aside, so that
+``embed`` runs the model's own forward up to the chain, ``forward_head`` runs it with the chain stepping aside, so that
 whatever comes before and after is the model's, line by line. The rest is found by running one image: widths, grids,
 how many activations there are, and that nothing passes beside the chain.
 """
@@ -15,37 +13,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, VitreousWarning, nearest, one_line
+from vitreous.errors import ModelError, VitreousWarning, nearest
 from vitreous.models.base import VisionModel
-from vitreous.models.class_names import check_count
-from vitreous.models.custom import Reached, chosen, instead
-from vitreous.models.modifications import structure
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import gap
-from vitreous.models.transforms import timm_preprocess
+from vitreous.models.shared_copy import failing_forward, gap, overridden, recall, remember
+from vitreous.models.structure import NODES, count_operations, operations_in
+from vitreous.models.submodels import run_until, select_logits
 
-__all__ = [
-    "Chain",
-    "ConvModel",
-    "by_convolutions",
-    "by_stages",
-    "dense",
-]
+Chain = tuple[tuple[str, ...], ...]
+"""The paths of the modules of every block, in the order in which they run; what follows a stage ends its last block."""
 
 
-def by_stages(stages: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> Chain:
+def by_stages(stages: Sequence[Sequence[str]], after: Sequence[Sequence[str]] = ()) -> Chain:
     """One block for each path of every stage; what runs ``after`` a stage ends its last block."""
-    blocks: list[tuple[str, ...]] = [(path,) for stage in stages for path in stage]
-    ends = [sum(map(len, stages[: n + 1])) - 1 for n in range(len(stages))]
-    for end, more in zip(ends, after, strict=True):
-        blocks[end] = (*blocks[end], *more)
+    blocks: list[tuple[str, ...]] = []
+    for number, stage in enumerate(stages):
+        blocks += [(path,) for path in stage]
+        blocks[-1] += tuple(after[number]) if after else ()
     return tuple(blocks)
+
+
+def resnet_chain(model: Any) -> Chain:
+    """One block for each residual block of ``layer1`` to ``layer4``."""
+    return by_stages([[f"layer{n}.{m}" for m in range(len(getattr(model, f"layer{n}")))] for n in range(1, 5)])
 
 
 def by_convolutions(model: Any) -> Chain:
@@ -54,18 +49,17 @@ def by_convolutions(model: Any) -> Chain:
     What pools the last of them belongs to the head, so that the last map is that of the last convolution, rectified.
     """
     blocks: list[tuple[str, ...]] = []
-    for name, part in model.features.named_children():
-        path = f"features.{name}"
-        if isinstance(part, nn.Conv2d):
-            blocks.append((path,))
+    for name, module in model.features.named_children():
+        if isinstance(module, nn.Conv2d):
+            blocks.append((f"features.{name}",))
         elif blocks:
-            blocks[-1] = (*blocks[-1], path)
-    pooling = [path for path in blocks[-1] if isinstance(model.get_submodule(path), nn.MaxPool2d | nn.AvgPool2d)]
-    blocks[-1] = tuple(path for path in blocks[-1] if path not in pooling)
+            blocks[-1] += (f"features.{name}",)
+    pools = nn.MaxPool2d | nn.AvgPool2d
+    blocks[-1] = tuple(path for path in blocks[-1] if not isinstance(model.get_submodule(path), pools))
     return tuple(blocks)
 
 
-def dense(model: Any) -> Chain:
+def dense_chain(model: Any) -> Chain:
     """One block for each dense block of ``features``, with what follows it: a transition, or the last norm.
 
     Inside a dense block every layer reads all layers before it, so that it cannot be cut further.
@@ -75,25 +69,11 @@ def dense(model: Any) -> Chain:
         if name.startswith("denseblock"):
             blocks.append((f"features.{name}",))
         elif blocks:
-            blocks[-1] = (*blocks[-1], f"features.{name}")
+            blocks[-1] += (f"features.{name}",)
     return tuple(blocks)
 
 
-Chain = tuple[tuple[str, ...], ...]
-"""The paths of the modules of every block, in the order in which they run; what follows a stage ends its last block."""
-
 _NO_TOKENS = "it has no attention between tokens, and a block shows only its input and its output"
-_NAMES = {
-    "activation": (
-        "Relu", "Gelu", "Silu", "Sigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Mish", "Elu", "LeakyRelu", "Prelu",
-        "PreluKernel", "Softplus", "Tanh", "Celu",
-    ),
-    "norm": ("NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm", "LinalgVectorNorm", "Norm"),
-}  # fmt: skip
-_GATES = ("Sigmoid", "Hardsigmoid")
-_KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
-"""Operations by the names that autograd gives them: counted without the override that rules are found by."""
-
 V = TypeVar("V", bound="ConvModel")
 
 
@@ -102,22 +82,19 @@ class _Facts(NamedTuple):
 
     shapes: tuple[tuple[int, int, int], ...]
     """Channels, rows and columns of what enters each block, and of what leaves the last."""
-    calls: tuple[Mapping[str, int], ...]
-    changed: frozenset[int]
-    """Blocks that change what they are given, and the depth if the head does: they get a copy."""
+    counts: tuple[Mapping[str, int], ...]
+    changing: frozenset[int]
+    """Blocks that change their input in place, and the depth if the head does: they get a copy."""
     aside: tuple[str, ...]
     """Modules that run before the end of the chain, and need not run again for what follows it."""
     classes: int
     is_relu_only: bool
 
 
-_known: WeakKeyDictionary[nn.Module, dict[Any, _Facts]] = WeakKeyDictionary()
-
-
 class ConvModel(VisionModel):
     """A convolutional network, as a chain of blocks between feature maps ``[B, C, h, w]``.
 
-    Tokens are the places of a feature map, ``[B, h w, C]``: the same memory, seen in another order. ``grid(inputs)`` is
+    Tokens are the places of a feature map, ``[B, h w, C]``: the same memory, in another order. ``grid(inputs)`` is
     that of the last feature map; the input of block l lies on ``grid(inputs, l)``.
 
     Class activation maps look at the output of the last block. It is the last map that still has places: what follows
@@ -141,6 +118,7 @@ class ConvModel(VisionModel):
         output_key: str | int | None = None,
         cut: str = "",
         headless: bool = False,
+        usual_names: list[str] | None = None,
     ) -> None:
         self.module, self.chain, self.output_key, self.cut = model, chain, output_key, cut
         self.identity_extras = chain, output_key
@@ -148,37 +126,30 @@ class ConvModel(VisionModel):
         self.name = name or type(model).__name__
         self.preprocess = preprocess or _preprocess(model, self.name)
         self.depth, self.pooling, self.num_classes, self.class_names = len(chain), Pooling("avg", 0), 0, class_names
-        if headless:  # a part of a larger model, which is looked at as a whole
+        if headless:  # a part of a larger model, which is wrapped as a whole
             return
-        facts = self._facts()
-        self._shapes, self._calls, self._changed, self._aside, self.num_classes, self.is_relu_only = facts
-        self.embed_dim = self._shapes[-1][0]
-        grids = [self.grid(layer=layer) for layer in range(self.depth)]
-        parts = [list(group) for _, group in groupby(range(self.depth), key=grids.__getitem__)]
-        self.stages = tuple(range(part[0], part[-1] + 1) for part in parts) if len(parts) > 1 else ()
-        check_count(self.name, class_names, self.num_classes)
+        self._facts = self._find_facts()
+        self.is_relu_only, self.embed_dim = self._facts.is_relu_only, self._facts.shapes[-1][0]
+        stages = [list(group) for _, group in groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))]
+        self.stages = tuple(range(stage[0], stage[-1] + 1) for stage in stages) if len(stages) > 1 else ()
+        self._set_classes(self._facts.classes, class_names, usual_names)
 
-    def ending(self, at: str) -> ConvModel:
-        """Return the view whose last feature map is what the module called ``at`` gives."""
-        facts: dict[str, Any] = {"name": self.name, "class_names": self.class_names, "preprocess": self.preprocess}
-        facts |= {"output_key": self.output_key, "cut": at}
-        inside = [n for n, links in enumerate(self.chain) if any(_within(path, at) for path in links)]
-        if not inside:
-            return ConvModel(self.module, ((at,),), **facts)
-        last = inside[-1]
-        links = self.chain[last]
-        end = max(n for n, path in enumerate(links) if _within(path, at))
-        return ConvModel(self.module, (*self.chain[:last], links[: end + 1]), **facts)
+    def ending(self, path: str) -> ConvModel:
+        """Return the model whose last feature map is what the module at ``path`` gives."""
+        chain: Chain = ((path,),)
+        layers = [layer for layer, links in enumerate(self.chain) if any(_within(link, path) for link in links)]
+        if layers:
+            links = self.chain[layers[-1]]
+            end = max(number for number, link in enumerate(links) if _within(link, path))
+            chain = (*self.chain[: layers[-1]], links[: end + 1])
+        return ConvModel(self.module, chain, self.name, self.class_names, self.preprocess, self.output_key, cut=path)
 
     def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
         chain = tuple(tuple(f"{path}.{link}" for link in links) for links in self.chain) if path else self.chain
-        given = {key: value for key, value in facts.items() if value is not None}
         name = f"{type(module).__name__} around {self.name}" if path else self.name
-        usual = {"name": name, "preprocess": self.preprocess}
-        made = ConvModel(module, chain, **{**usual, **given})
-        if made.class_names is None and self.class_names and len(self.class_names) == made.num_classes:
-            made.class_names = self.class_names
-        return made
+        options = {"name": name, "preprocess": self.preprocess, "usual_names": self.class_names}
+        options |= {key: value for key, value in facts.items() if value is not None}
+        return ConvModel(module, chain, **options)
 
     # -- verbs -----------------------------------------------------------------------------------------
 
@@ -188,165 +159,154 @@ class ConvModel(VisionModel):
     def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         if keep is not None:
             self.select_tokens(tokens, keep)  # refuses
-        features = self._features(tokens, layer)
-        return _flat(self.shared_copy()._through(layer, features.clone() if layer in self._changed else features))
+        return _flat(self.shared_copy()._run_block(layer, self._features(tokens, layer)))
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        features = self._features(tokens, self.depth)
-        return self.shared_copy()._behind(features.clone() if self.depth in self._changed else features, self._aside)
+        return self.shared_copy()._run_head(self._features(tokens, self.depth), self._facts.aside)
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
-        return chosen(self.name, self.output_key, self.module(inputs))
+        return select_logits(self.name, self.output_key, self.module(inputs))
 
     def shared_copy(self: V, own_tensors: bool = False) -> V:
-        """Return a twin whose modules change nothing in place, and compute nothing twice to save memory."""
-        made = super().shared_copy(own_tensors)
-        if made is not self:
-            for module in made.module.modules():
+        """Return a shared copy whose modules change nothing in place, and compute nothing twice to save memory."""
+        copied = super().shared_copy(own_tensors)
+        if copied is not self:
+            for module in copied.module.modules():
                 for flag in ("inplace", "grad_checkpointing"):
                     if vars(module).get(flag) is True:  # getattr takes its time where there is none
                         vars(module)[flag] = False
-        return made
+        return copied
 
     def _reach(self, inputs: Tensor) -> Tensor:
-        """Run the model up to the chain."""
+        """Run a shared copy up to the chain."""
+        path = self.chain[0][0]
+        features = run_until(self._part(path), self.module, inputs)
+        if features is None:
+            raise ModelError(f"{self.name}: its forward never comes to {path!r}")
+        return self._feature_map(path, "is given", features)
 
-        def stop(features: Tensor, *args: Any, **kwargs: Any) -> Any:
-            raise Reached(features)
-
-        first = self.chain[0][0]
-        try:
-            with instead([(self._part(first), stop)]):
-                self.module(inputs)
-        except Reached as reached:
-            return self._checked(first, "is given", reached.tokens)
-        raise ModelError(f"{self.name}: its forward never comes to {first!r}")
-
-    def _through(self, layer: int, features: Tensor) -> Tensor:
+    def _run_block(self, layer: int, features: Tensor) -> Tensor:
         for path in self.chain[layer]:
-            features = self._checked(path, "gives", self._part(path)(features))
+            features = self._feature_map(path, "gives", self._part(path)(features))
         return features
 
-    def _behind(self, features: Tensor, aside: Sequence[str]) -> Tensor:
+    def _run_head(self, features: Tensor, aside: Sequence[str]) -> Tensor:
         """Run what follows the chain: the model's own forward of a blank image, with what comes before stepping aside.
 
-        One blank image serves a whole batch, because the end of the chain gives what it is told to.
+        One blank image serves a whole batch, because the end of the chain gives the features whatever it gets.
         """
 
         def give(*args: Any, **kwargs: Any) -> Tensor:
             return features
 
-        steps = [(self._part(path), _pass_on) for path in aside] + [(self._part(self.chain[-1][-1]), give)]
+        steps = [(self._part(path), "forward", _pass_on) for path in aside]
         blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
-        with instead(steps):
-            return chosen(self.name, self.output_key, self.module(blank))
+        with overridden(*steps, (self._part(self.chain[-1][-1]), "forward", give)):
+            return self.reference_forward(blank)
 
-    # -- places ----------------------------------------------------------------------------------------
+    # -- facts about layers ----------------------------------------------------------------------------
 
     def grid(self, inputs: Tensor | None = None, layer: int | None = None) -> tuple[int, int]:
         """Return rows and columns of what enters a block; without a layer, of the last feature map."""
-        return self._shapes[self.depth if layer is None else layer][1:]
+        return self._facts.shapes[self.depth if layer is None else layer][1:]
 
     def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
         return self.grid(inputs)
 
     def embed_dim_at(self, layer: int) -> int:
-        return self._shapes[layer][0]
+        return self._facts.shapes[layer][0]
 
     def _hook_point(self, layer: int, name: str) -> nn.Module:
         raise ModelError(f"{self.name} cannot show {name} of block {layer}: {_NO_TOKENS}")
 
     def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        return {} if layer is None else self._calls[layer]
+        return {} if layer is None else self._facts.counts[layer]
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        height, width = self.preprocess.size
-        if tuple(inputs.shape[-2:]) != (height, width):
-            raise ModelError(
-                f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}; "
-                "give img_size= to load, or preprocess= to view"
-            )
+        if tuple(inputs.shape[-2:]) != tuple(self.preprocess.size):
+            self._refuse_size(inputs, "; give img_size= to load, or preprocess= to wrap")
 
     def _features(self, tokens: Tensor, layer: int) -> Tensor:
-        _, height, width = self._shapes[layer]
-        return tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+        """Return tokens as a feature map, a copy where the block would change it."""
+        _, height, width = self._facts.shapes[layer]
+        features = tokens.transpose(1, 2).reshape(len(tokens), -1, height, width)
+        return features.clone() if layer in self._facts.changing else features
 
     def _part(self, path: str) -> nn.Module:
         try:
             return self.module.get_submodule(path)
         except AttributeError:
             names = [name for name, _ in self.module.named_modules() if name]
-            known = ", ".join(name for name, _ in self.module.named_children())
-            raise ModelError(
-                f"{self.name} has no layer {path!r}{nearest(path, names) or f'; it has {known}'}"
-            ) from None
+            children = ", ".join(name for name, _ in self.module.named_children())
+            advice = nearest(path, names) or f"; it has {children}"
+            raise ModelError(f"{self.name} has no layer {path!r}{advice}") from None
 
-    def _checked(self, path: str, does: str, value: Any) -> Tensor:
+    def _feature_map(self, path: str, does: str, value: Any) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim != 4:
-            told = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ModelError(f"{self.name}: {path} {does} {told}, not a feature map [B, C, h, w]; name another layer")
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ModelError(f"{self.name}: {path} {does} {got}, not a feature map [B, C, h, w]; name another layer")
         return value
 
     # -- what one image tells --------------------------------------------------------------------------
 
-    def _facts(self) -> _Facts:
-        key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype, *structure(self.module))
-        known = _known.setdefault(self.module, {})
-        if key not in known:
+    def _find_facts(self) -> _Facts:
+        key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype)
+        facts: _Facts | None = recall(self.module, key)
+        if facts is None:
             off = torch.autocast(self.device.type, enabled=False)
-            try:
-                with torch.inference_mode(False), torch.no_grad(), off:
-                    known[key] = self._found()
-            except ModelError:
-                raise
-            except Exception as error:  # a forward of the user's own can fail anywhere
-                reason = one_line(f"{type(error).__name__}: {error}")[:200]
-                raise ModelError(f"{self.name}: its own forward fails on one image ({reason})") from error
-        return known[key]
+            with torch.inference_mode(False), torch.no_grad(), off, failing_forward(self.name, "one image"):
+                facts = self.shared_copy(own_tensors=True)._probe()
+            remember(self.module, key, facts)
+        return facts
 
-    def _found(self) -> _Facts:
-        seen = self.shared_copy(own_tensors=True)
+    def _probe(self) -> _Facts:
         noise = torch.randn(1, 3, *self.preprocess.size, generator=torch.Generator().manual_seed(0))
         image = noise.to(self.device, self.dtype)
         with torch.enable_grad():
-            expected, aside = seen._order(image.clone().requires_grad_())
-        active = {name for name in _operations(expected) if _KINDS.get(name) == "activation"}
-        is_relu_only, expected = "Relu" in active and active <= {"Relu", *_GATES}, expected.detach()
-        features = seen._reach(image)
-        shapes, calls, changed = [_shape(features)], list[Mapping[str, int]](), set[int]()
+            expected, aside = self._run_in_order(image.clone().requires_grad_())
+        activations = set(operations_in(expected)) & set(NODES["activation"])
+        is_relu_only = "Relu" in activations and activations <= {"Relu", "Sigmoid", "Hardsigmoid"}
+        features = self._reach(image)
+        shapes, counts, changing = [_shape(features)], list[Mapping[str, int]](), set[int]()
         for layer in range(self.depth):
             with torch.enable_grad():
-                given = features.detach().requires_grad_().clone()
-                version = given._version
-                after = seen._through(layer, given)
-            changed |= {layer} if given._version != version else set()
-            calls.append(_counted(after))
-            features = after.detach()
+                entering = features.detach().requires_grad_().clone()
+                version = entering._version
+                leaving = self._run_block(layer, entering)
+            changing |= {layer} if entering._version != version else set()
+            counts.append({**count_operations(leaving), "attention": 0})
+            features = leaving.detach()
             shapes.append(_shape(features))
-        twice = features.expand(2, -1, -1, -1).clone()
-        for tried in (aside, ()):
-            given = twice.clone()
-            version = given._version
+        aside, is_changed = self._check_head(features, expected.detach(), aside)
+        changing |= {self.depth} if is_changed else set()
+        return _Facts(tuple(shapes), tuple(counts), frozenset(changing), aside, expected.shape[1], is_relu_only)
+
+    def _check_head(self, features: Tensor, expected: Tensor, aside: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
+        """Return what can step aside before the head runs, and whether the head changes its input in place."""
+        twice = features.expand(2, -1, -1, -1)
+        for paths in (aside, ()):
+            entering = twice.clone()
+            version = entering._version
             try:
-                logits = seen._behind(given, tried)
+                logits = self._run_head(entering, paths)
             except Exception:  # something between them needs what they give
-                if tried:
+                if paths:
                     continue
                 raise
             if logits.shape[1:] == expected.shape[1:] and len(logits) == 2 and not gap(logits, expected)[1]:
-                changed |= {self.depth} if given._version != version else set()
-                told = expected.shape[1], is_relu_only
-                return _Facts(tuple(shapes), tuple(calls), frozenset(changed), tuple(tried), *told)
+                return paths, entering._version != version
         raise ModelError(
             f"{self.name}: what {self.chain[-1][-1]} gives does not decide its output: something passes beside it; "
             "name a layer that everything passes, such as a whole stage"
         )
 
-    def _order(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    def _run_in_order(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of an image, and which modules have done their work before the last of the chain begins."""
-        started, done, last = list[str](), list[str](), self.chain[-1][-1]
-        before: list[str] = []
+        links, last = [path for block in self.chain for path in block], self.chain[-1][-1]
+        for path in links:
+            self._part(path)
+        started, done, before = list[str](), list[str](), list[str]()
         handles = []
         for path, module in self.module.named_modules():
 
@@ -359,9 +319,6 @@ class ConvModel(VisionModel):
                 done.append(path)
 
             handles += [module.register_forward_pre_hook(start), module.register_forward_hook(end)]
-        links = [path for each in self.chain for path in each]
-        for path in links:
-            self._part(path)
         logits = self.reference_forward(image)
         for handle in handles:
             handle.remove()
@@ -373,8 +330,8 @@ class ConvModel(VisionModel):
     def __repr__(self) -> str:
         (height, width), last = self.grid(), self.chain[-1][-1]
         return (
-            f"View({self.name}: {self.depth} blocks, {height}x{width} places of {self.embed_dim} channels at {last}, "
-            f"{self.num_classes} classes)"
+            f"VisionModel({self.name}: {self.depth} blocks, {height}x{width} places of {self.embed_dim} channels at "
+            f"{last}, {self.num_classes} classes)"
         )
 
 
@@ -395,31 +352,13 @@ def _within(path: str, above: str) -> bool:
     return path == above or path.startswith(f"{above}.")
 
 
-def _counted(output: Tensor) -> dict[str, int]:
-    """Count activations and norms in the graph of an output."""
-    found = [_KINDS.get(name) for name in _operations(output)]
-    return {kind: found.count(kind) for kind in ("attention", "norm", "activation")}
-
-
-def _operations(output: Tensor) -> list[str]:
-    """Return the names of all operations in the graph of an output."""
-    names, seen, waiting = list[str](), set[Any](), [output.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            names.append(node.name().partition("Backward")[0])
-            waiting += [each for each, _ in node.next_functions]
-    return names
-
-
 def _preprocess(model: nn.Module, name: str) -> Preprocess:
-    """Return what a model notes about its pictures, as timm's do; ImageNet's usual way, loudly, where it does not."""
-    noted, usual = getattr(model, "pretrained_cfg", None), Preprocess()
-    noted = noted if isinstance(noted, Mapping) else {}
-    if not {"mean", "std"} <= noted.keys():
+    """Return what a model notes about its images, as timm's do; ImageNet's usual way, loudly, where it does not."""
+    config = getattr(model, "pretrained_cfg", None)
+    config = config if isinstance(config, Mapping) else {}
+    if not {"mean", "std"} <= config.keys():
         text = f"{name} does not say how its pictures are prepared: ImageNet's usual way is taken; give preprocess="
         warnings.warn(text, VitreousWarning, stacklevel=5)
-    size = getattr(model, "image_size", None) or tuple(noted.get("input_size", (3, *usual.size)))[-2:]
+    size = getattr(model, "image_size", None) or tuple(config.get("input_size", (3, *Preprocess.size)))[-2:]
     size = size if isinstance(size, tuple) else (size, size)
-    return timm_preprocess({**noted, "input_size": size}) if noted else replace(usual, size=size)
+    return Preprocess.from_timm(config, size) if config else replace(Preprocess(), size=size)

@@ -38,14 +38,6 @@ from vitreous.models.preprocess import Preprocess
 if TYPE_CHECKING:
     from vitreous.models.base import VisionModel
 
-__all__ = [
-    "ModelIdentity",
-    "Snapshot",
-    "fingerprint_of",
-    "state",
-    "state_of",
-]
-
 _ROW = 8192
 _BYTES = 4 * _ROW
 _ROWS_AT_ONCE = {"cpu": 32}  # what is written out stays in the cache of a core

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
+from vitreous.models.shared_copy import overridden
+from vitreous.models.structure import graph_nodes
 
 if TYPE_CHECKING:
     from vitreous.models.base import VisionModel
-
-__all__ = ["Pooling", "infer_pooling"]
 
 _KINDS = ("token", "pair", "avg", "avg_all", "token_avg", "map")
 
@@ -21,10 +21,17 @@ _KINDS = ("token", "pair", "avg", "avg_all", "token_avg", "map")
 class Pooling:
     """How the tokens after the last block become one vector.
 
-    ``token`` reads the class token, ``pair`` the mean of class and distillation token, ``avg`` the mean over the
-    patches, ``avg_all`` that over all tokens, ``token_avg`` the class token beside the mean over the patches. Attention
-    pooling (``map``) has no fixed weights: its own attention is the row, and it is observed like that of any block.
-    ``unknown`` is none of these, for the ``reason`` told: methods that begin at what is read are refused.
+    Parameters
+    ----------
+    kind : {"token", "pair", "avg", "avg_all", "token_avg", "map", "unknown"}
+        ``token`` reads the class token, ``pair`` the mean of class and distillation token, ``avg`` the mean over the
+        patches, ``avg_all`` that over all tokens, ``token_avg`` the class token beside the mean over the patches.
+        Attention pooling (``map``) has no fixed weights: its own attention is the row, recorded like that of any block.
+        ``unknown`` is none of these: methods that begin at the tokens that are read are refused.
+    prefix : int
+        Number of tokens before the patches.
+    reason : str, default ""
+        Why the pooling is unknown.
     """
 
     def __init__(self, kind: str, prefix: int, reason: str = "") -> None:
@@ -77,33 +84,32 @@ def infer_pooling(model: VisionModel, usual: Pooling) -> Pooling | None:
     tokens that are not read have none, whatever the tokens are. The ``usual`` pooling is kept where that agrees. One
     forward and one backward of what follows the last block.
     """
-    seen = model.shared_copy()
-    grid = seen.last_grid()
-    count = seen.num_prefix_tokens + math.prod(grid)
+    copy = model.shared_copy()
+    grid = copy.last_grid()
+    count = copy.num_prefix_tokens + math.prod(grid)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
         draws = torch.Generator().manual_seed(0)
-        tokens = torch.randn(1, count, seen.embed_dim_at(seen.depth - 1), generator=draws)
+        tokens = torch.randn(1, count, copy.embed_dim_at(copy.depth - 1), generator=draws)
         tokens = tokens.to(model.device, model.dtype).requires_grad_()
-        if usual.kind == "map" and _reads_through(seen, tokens):
+        if usual.kind == "map" and _reads_through_module(copy, tokens):
             return usual
-        logits = seen.forward_head(tokens)
+        logits = copy.forward_head(tokens)
         score = (logits * torch.randn(logits.shape, generator=draws).to(logits)).sum()
-        gradient = _gradient_where_pooled(score, tokens, grid)
-    if gradient is None or not bool(gradient.isfinite().all()) or not bool((gradient != 0).any()):
+        gradients = _gradients_where_pooled(score, tokens, grid)
+    if not gradients or not bool(gradients[0].isfinite().all()) or not bool((gradients[0] != 0).any()):
         return None
-    near = 1e-2 if model.dtype in (torch.float16, torch.bfloat16) else 1e-3
-    for kind in dict.fromkeys((usual.kind, *_KINDS)):
-        if kind not in ("map", "unknown") and _agrees(kind, usual.prefix, gradient, near):
-            return usual if kind == usual.kind else Pooling(kind, usual.prefix)
-    read = int((gradient != 0).any(dim=1).sum())
+    tolerance = 1e-2 if model.dtype in (torch.float16, torch.bfloat16) else 1e-3
+    for gradient in gradients:
+        for kind in dict.fromkeys((usual.kind, *_KINDS)):
+            if kind not in ("map", "unknown") and _agrees(kind, usual.prefix, gradient, tolerance):
+                return usual if kind == usual.kind else Pooling(kind, usual.prefix)
+    read = int((gradients[0] != 0).any(dim=1).sum())
     return Pooling("unknown", usual.prefix, f"{model.name} reads {read} of {count} tokens in a way that is not known")
 
 
-def _reads_through(seen: VisionModel, tokens: Tensor) -> bool:
+def _reads_through_module(copy: VisionModel, tokens: Tensor) -> bool:
     """Whether all that is read passes the module that pools by attention."""
-    from vitreous.models.custom import instead
-
-    module, calls = seen.get_pooling_module(), list[Any]()
+    module, calls = copy.get_pooling_module(), list[Any]()
     if module is None:
         return False
     own = module.forward
@@ -112,66 +118,64 @@ def _reads_through(seen: VisionModel, tokens: Tensor) -> bool:
         calls.append(args)
         return own(*args, **kwargs).detach()
 
-    with instead([(module, constant)]):
-        logits = seen.forward_head(tokens)
+    with overridden((module, "forward", constant)):
+        logits = copy.forward_head(tokens)
     if not calls or not logits.requires_grad:
         return bool(calls)
     (gradient,) = torch.autograd.grad(logits.sum(), tokens, allow_unused=True)
     return gradient is None or not bool((gradient != 0).any())
 
 
-def _gradient_where_pooled(score: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Tensor | None:
-    """Return the gradient ``[N, D]`` of the last tensor with a vector for every token that all which is read passes."""
+def _gradients_where_pooled(score: Tensor, tokens: Tensor, grid: tuple[int, int]) -> list[Tensor]:
+    """Return the gradient ``[N, D]`` of the last tensor with a vector for every token that all which is read passes.
+
+    Where there are as many tokens as channels, shapes do not tell which is which: then all readings, the last first.
+    None where no gradient arrives.
+    """
     if not score.requires_grad:
-        return None
-    found, handles, count = list[tuple[Any, Tensor]](), list[Any](), tokens.shape[1]
-    for node in _nodes(score.grad_fn):
+        return []
+    candidates, handles, count = list[tuple[Any, list[Tensor]]](), list[Any](), tokens.shape[1]
+    for node in graph_nodes(score.grad_fn):
 
         def note(gradients: tuple[Tensor | None, ...], node: Any = node) -> None:
             for gradient in gradients:
-                if gradient is not None and (rows := _by_token(gradient, count, grid)) is not None:
-                    found.append((node, rows.detach().double()))
+                if gradient is not None and (readings := _by_token(gradient, count, grid)):
+                    candidates.append((node, readings))
 
         handles.append(node.register_prehook(note))
     (last,) = torch.autograd.grad(score, tokens, allow_unused=True)
     for handle in handles:
         handle.remove()
-    for node, gradient in found:  # from the output backwards
-        if not any(getattr(each, "variable", None) is tokens for each in _nodes(score.grad_fn, without=node)):
-            return gradient
-    return None if last is None else last[0].double()
+    gradients: list[Tensor] = []
+    for node, readings in candidates:  # from the output backwards
+        if not any(getattr(end, "variable", None) is tokens for end in graph_nodes(score.grad_fn, without=node)):
+            gradients += readings
+            if count != tokens.shape[2]:
+                return gradients
+    return gradients if last is None else [*gradients, last[0].double()]
 
 
-def _nodes(start: Any, without: Any = None) -> set[Any]:
-    """Return the nodes of a graph that can be reached, with one of them taken out."""
-    seen, waiting = set[Any](), [start]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node is not without and node not in seen:
-            seen.add(node)
-            waiting += [each for each, _ in node.next_functions]
-    return seen
-
-
-def _by_token(gradient: Tensor, count: int, grid: tuple[int, int]) -> Tensor | None:
+def _by_token(gradient: Tensor, count: int, grid: tuple[int, int]) -> list[Tensor]:
     """Return a gradient as ``[N, D]`` if it is one of all tokens: in a row, on a grid, or on one of channels first."""
+    readings: list[Tensor] = []
     if gradient.ndim == 3 and gradient.shape[1] == count:
-        return gradient[0]
-    if gradient.ndim == 4 and tuple(gradient.shape[1:3]) == grid:
-        return gradient[0].flatten(0, 1)
-    if gradient.ndim == 4 and tuple(gradient.shape[2:]) == grid:
-        return gradient[0].flatten(1).T
-    return None
+        readings = [gradient[0], gradient[0].T] if gradient.shape[2] == count else [gradient[0]]
+    elif gradient.ndim == 4 and tuple(gradient.shape[1:3]) == grid:
+        readings = [gradient[0].flatten(0, 1)]
+    elif gradient.ndim == 4 and tuple(gradient.shape[2:]) == grid:
+        readings = [gradient[0].flatten(1).T]
+    return [reading.detach().double() for reading in readings]
 
 
-def _agrees(kind: str, prefix: int, gradient: Tensor, near: float) -> bool:
+def _agrees(kind: str, prefix: int, gradient: Tensor, tolerance: float) -> bool:
     """Whether the gradients ``[N, D]`` are those of a kind of pooling: equal in a group that is averaged, 0 outside."""
-    nothing, rest = 1e-9 * gradient.abs().max(), torch.ones(len(gradient), dtype=torch.bool, device=gradient.device)
+    nothing = 1e-9 * gradient.abs().max()
+    is_outside = torch.ones(len(gradient), dtype=torch.bool, device=gradient.device)
     for rows in Pooling(kind, prefix).rows:
-        group, rest[rows] = gradient[rows], False
+        group, is_outside[rows] = gradient[rows], False
         if len(group) == 0 or not bool((group.abs() > nothing).any(dim=1).all()):
             return False
-        apart = (group - group[:1]).abs().max()
-        if kind != "pair" and not bool(apart <= near * group.abs().max()):
+        spread = (group - group[:1]).abs().max()
+        if kind != "pair" and not bool(spread <= tolerance * group.abs().max()):
             return False
-    return not bool((gradient[rest].abs() > nothing).any())
+    return not bool((gradient[is_outside].abs() > nothing).any())

@@ -1,10 +1,10 @@
-"""Randomised models: a view whose weights are drawn anew, stage by stage; the model itself is never touched.
+"""Randomised models: copies whose weights are drawn anew, stage by stage; the model itself is never touched.
 
 The stages of a vision transformer from its output to its input are the head, the final norm with all else that stands
 behind the blocks, every block, and the embeddings. Which parameter belongs where is found without names: it is what
-the graph of ``finish``, of one block or of ``embed`` ends in. A parameter of several stages belongs to the one nearest
-to the input, so that a cascade from the output leaves everything before its last stage as it was. Parameters that no
-image ever meets (a text tower, a mask token) belong to none.
+the graph of ``forward_head``, of one block or of ``embed`` ends in. A parameter of several stages belongs to the one
+nearest to the input, so that a cascade from the output leaves everything before its last stage as it was. Parameters
+that no image ever meets (a text tower, a mask token) belong to none.
 """
 
 from __future__ import annotations
@@ -12,19 +12,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.base import VisionModel
-from vitreous.models.modifications import structure
-from vitreous.models.shared_copy import copy_structure
+from vitreous.models.shared_copy import copy_structure, recall, remember
+from vitreous.models.structure import graph_nodes
 from vitreous.models.submodels import SubModel
 from vitreous.registry import check_choice
-
-__all__ = ["INITS", "NORMS", "STAGES_AROUND", "randomised", "stage_parameters", "stages"]
 
 NORMS = ("reset", "permute", "keep")
 INITS = ("fixed", "own")
@@ -33,11 +30,10 @@ STAGES_AROUND = 3
 
 _SIGMA = 0.02
 _SCALES = ("gamma", "gamma_1", "gamma_2", "lambda1")
-_known: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, tuple[str, ...]]]] = WeakKeyDictionary()
 
 
-class _Place(NamedTuple):
-    """Where a parameter stands: the module that owns it, and what it is called there."""
+class _Owned(NamedTuple):
+    """The module that owns a parameter, and what the parameter is called there."""
 
     owner: nn.Module
     leaf: str
@@ -53,12 +49,12 @@ def stage_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
     """Return the names of the parameters of every stage; one forward of a blank image, once for each structure."""
     if isinstance(model, SubModel):
         raise ModelError(f"{model.name} is a part of a model or has another head; only whole models are randomised")
-    now = (type(model), model.preprocess.size, *structure(model.module), *map(id, model.module.parameters()))
-    then, found = _known.get(model.module, (None, None))
-    if found is None or then != now:
-        found = _found(model)
-        _known[model.module] = now, found
-    return dict(found)
+    key = (type(model), model.preprocess.size, *map(id, model.module.parameters()))
+    parameters: dict[str, tuple[str, ...]] | None = recall(model.module, key)
+    if parameters is None:
+        parameters = _find_parameters(model)
+        remember(model.module, key, parameters)
+    return dict(parameters)
 
 
 def randomised(
@@ -70,7 +66,7 @@ def randomised(
     init: str = "fixed",
     tokens: bool = True,
 ) -> VisionModel:
-    """Return a view of a copy of the model in which some stages have been drawn anew; all other weights are shared.
+    """Return a copy of the model in which some stages have been drawn anew; all other weights are shared.
 
     - Weights, position tables, class tokens and positions: normal with deviation 0.02, as vision transformers start
       (libraries cut it off at 2, a hundred deviations away). ``init="own"``: with the deviation of the trained tensor.
@@ -87,86 +83,71 @@ def randomised(
     """
     check_choice("norms", norms, NORMS)
     check_choice("init", init, INITS)
-    parts = stage_parameters(model)
-    asked = list(dict.fromkeys(which))
-    for name in asked:
-        if name not in parts:
-            raise ModelError(f"{model.name} has no stage {name!r}, but {', '.join(stages(model))}")
-    origin = model if model.source_model is None else model.source_model
-    seen = copy_structure(origin, VisionModel)  # no user's view: it has weights, a fingerprint and a proof of its own
-    places = _places(seen.module)
-    parameters = dict(seen.module.named_parameters())
+    names, chosen = stage_parameters(model), dict.fromkeys(which)
+    for stage in chosen:
+        if stage not in names:
+            raise ModelError(f"{model.name} has no stage {stage!r}, but {', '.join(stages(model))}")
+    copy = copy_structure(model.source_model or model, VisionModel)  # a model of its own
+    owned, parameters = _owned(copy.module), dict(copy.module.named_parameters())
     with torch.inference_mode(False), torch.no_grad():
-        for stage in asked:
-            for name in parts[stage]:
-                if stage == "embeddings" and not tokens and _bare(places[name]):
-                    continue
-                drawn = _drawn(parameters[name], places[name], _stream(seed, name), norms, init)
-                if drawn is not None:
-                    parameters[name].data = drawn
-    return seen
+        for stage, name in ((group, name) for group in chosen for name in names[group]):
+            if stage == "embeddings" and not tokens and _is_no_layers(owned[name]):
+                continue
+            values = _draw(parameters[name], owned[name], _stream(seed, name), norms, init)
+            if values is not None:
+                parameters[name].data = values
+    return copy
 
 
 # -- which parameter belongs where ---------------------------------------------------------------------
 
 
-def _found(model: VisionModel) -> dict[str, tuple[str, ...]]:
-    seen = copy_structure(model if model.source_model is None else model.source_model, VisionModel)
-    seen.source_model = model  # it is a twin, and need not make another one to step through its model
-    named = {name: each for name, each in seen.module.named_parameters() if each.is_floating_point()}
-    for each in named.values():
-        each.requires_grad_()
-    names = {id(each): name for name, each in named.items()}
-    left, found = set(names.values()), dict[str, tuple[str, ...]]()
+def _find_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
+    copy = copy_structure(model.source_model or model, VisionModel)
+    copy.source_model = model  # it need not make another copy to step through its model
+    named = {name: parameter for name, parameter in copy.module.named_parameters() if parameter.is_floating_point()}
+    for parameter in named.values():
+        parameter.requires_grad_()
+    names = {id(parameter): name for name, parameter in named.items()}
+    left, parameters = set(named), dict[str, tuple[str, ...]]()
 
-    def take(stage: str, ends: Iterable[str]) -> None:
-        mine = [name for name in named if name in left & set(ends)]
-        left.difference_update(mine)
-        found[stage] = tuple(mine)
+    def take(stage: str, reached: Iterable[str]) -> None:
+        parameters[stage] = tuple(name for name in named if name in left & set(reached))
+        left.difference_update(parameters[stage])
 
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(seen.device.type, enabled=False):
-        tokens = seen.embed(torch.zeros(1, 3, *seen.preprocess.size, dtype=seen.dtype, device=seen.device))
-        take("embeddings", _ends(tokens, names))
-        for layer in range(seen.depth):
-            tokens = seen.forward_block(layer, tokens.detach())
-            take(f"block {layer}", _ends(tokens, names))
-        logits = seen.forward_head(tokens.detach())
-    behind = _ends(logits, names)
-    places = _places(seen.module)
-    owners = {id(places[name].owner) for name in _last(logits, names)}
-    take("head", [name for name in behind if id(places[name].owner) in owners])
-    take("norm", behind)
-    return {stage: found[stage] for stage in stages(model)}
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(copy.device.type, enabled=False):
+        tokens = copy.embed(torch.zeros(1, 3, *copy.preprocess.size, dtype=copy.dtype, device=copy.device))
+        take("embeddings", _reached(tokens, names))
+        for layer in range(copy.depth):
+            tokens = copy.forward_block(layer, tokens.detach())
+            take(f"block {layer}", _reached(tokens, names))
+        logits = copy.forward_head(tokens.detach())
+    in_head, owned = _reached(logits, names), _owned(copy.module)
+    owners = {id(owned[name].owner) for name in _last(logits, names)}
+    take("head", [name for name in in_head if id(owned[name].owner) in owners])
+    take("norm", in_head)
+    return {stage: parameters[stage] for stage in stages(model)}
 
 
-def _ends(output: Tensor, names: dict[int, str]) -> set[str]:
+def _reached(output: Tensor, names: dict[int, str]) -> set[str]:
     """Return the parameters in which the graph of an output ends."""
-    ends, seen, waiting = set[str](), set[Any](), [output.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            ends.update([names[id(node.variable)]] if id(node.variable) in names else [])
-        waiting += [each for each, _ in node.next_functions]
-    return ends
+    leaves = (id(getattr(node, "variable", None)) for node in graph_nodes(output.grad_fn))
+    return {names[leaf] for leaf in leaves if leaf in names}
 
 
 def _last(logits: Tensor, names: dict[int, str]) -> set[str]:
     """Return the parameters of the last operation, or operations side by side, that has any of more than one number."""
     level: list[Any] = [logits.grad_fn]
     while level:
-        found, deeper = set[str](), dict[Any, None]()
-        for node in level:
-            for each, _ in node.next_functions if node is not None else ():
-                leaf = _leaf(each)
-                if leaf is None:
-                    deeper[each] = None
-                elif id(leaf) in names and leaf.numel() > 1:
-                    found.add(names[id(leaf)])
-        if found:
-            return found
+        parameters, deeper = set[str](), dict[Any, None]()
+        for node in (following for above in level if above is not None for following, _ in above.next_functions):
+            leaf = _leaf(node)
+            if leaf is None:
+                deeper[node] = None
+            elif id(leaf) in names and leaf.numel() > 1:
+                parameters.add(names[id(leaf)])
+        if parameters:
+            return parameters
         level = list(deeper)
     return set()
 
@@ -178,11 +159,9 @@ def _leaf(node: Any) -> Tensor | None:
     return getattr(node, "variable", None)
 
 
-def _places(model: nn.Module) -> dict[str, _Place]:
-    modules = dict(model.named_modules())
-    return {
-        name: _Place(modules[name.rpartition(".")[0]], name.rpartition(".")[2]) for name, _ in model.named_parameters()
-    }
+def _owned(model: nn.Module) -> dict[str, _Owned]:
+    parts = {name: name.rpartition(".") for name, _ in model.named_parameters()}
+    return {name: _Owned(model.get_submodule(path), leaf) for name, (path, _, leaf) in parts.items()}
 
 
 # -- what a parameter becomes --------------------------------------------------------------------------
@@ -193,29 +172,29 @@ def _stream(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def _drawn(trained: Tensor, place: _Place, stream: torch.Generator, norms: str, init: str) -> Tensor | None:
+def _draw(trained: Tensor, parameter: _Owned, stream: torch.Generator, norms: str, init: str) -> Tensor | None:
     """Return what takes the place of a trained tensor; ``None`` where it stays."""
     if trained.numel() == 1:
         return None
-    if "norm" in type(place.owner).__name__.lower():
+    if "norm" in type(parameter.owner).__name__.lower():
         if norms == "reset":
-            return torch.zeros_like(trained) if place.leaf in ("bias", "beta") else torch.ones_like(trained)
-        return None if norms == "keep" else _dealt(trained, stream)
-    if place.leaf in _SCALES or "scale" in place.leaf or "scale" in type(place.owner).__name__.lower():
-        return _dealt(trained, stream)
-    if trained.ndim == 1 and "bias" in place.leaf:
+            return torch.zeros_like(trained) if parameter.leaf in ("bias", "beta") else torch.ones_like(trained)
+        return None if norms == "keep" else _deal(trained, stream)
+    if parameter.leaf in _SCALES or "scale" in parameter.leaf or "scale" in type(parameter.owner).__name__.lower():
+        return _deal(trained, stream)
+    if trained.ndim == 1 and "bias" in parameter.leaf:
         return torch.zeros_like(trained)
     sigma = float(trained.detach().double().std()) if init == "own" else _SIGMA
     return torch.randn(trained.shape, generator=stream, dtype=torch.float32).mul_(sigma).to(trained)
 
 
-def _dealt(trained: Tensor, stream: torch.Generator) -> Tensor:
+def _deal(trained: Tensor, stream: torch.Generator) -> Tensor:
     """Return the same values in one random cycle: none stays where it was."""
     order = torch.randperm(trained.numel(), generator=stream).to(trained.device)
     flat = trained.detach().flatten()
     return torch.empty_like(flat).index_copy_(0, order, flat[order.roll(1)]).view_as(trained)
 
 
-def _bare(place: _Place) -> bool:
+def _is_no_layers(parameter: _Owned) -> bool:
     """Whether a parameter is no layer's weight or bias: class tokens, registers, positions."""
-    return place.leaf not in ("weight", "bias") or isinstance(place.owner, nn.Embedding)
+    return parameter.leaf not in ("weight", "bias") or isinstance(parameter.owner, nn.Embedding)

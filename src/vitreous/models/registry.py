@@ -36,22 +36,7 @@ from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Recipe
 from vitreous.models.class_names import read_labels
-from vitreous.models.transforms import as_preprocess
-
-__all__ = [
-    "Adapter",
-    "ModelInfo",
-    "adapters",
-    "answers",
-    "cached",
-    "device_of",
-    "load",
-    "list_models",
-    "reachable",
-    "register_adapter",
-    "unwrap",
-    "wrap",
-]
+from vitreous.models.preprocess import as_preprocess
 
 _BUILT_IN = {
     "timm": "vitreous.models.adapters.timm:ADAPTER",

@@ -1,19 +1,14 @@
-"""Twins: structural copies that share the weights, so that what a pass installs never touches the user's modules.
+"""Shared copies: structural copies that share the weights, so that what a pass installs never touches the user's model.
 
 Modules, and the containers, bound methods and partial functions that refer to them, are copied; parameters and buffers
 become constants that view the same memory (training goes on and is seen); everything else is shared. Tensors that a
-forward writes are the exception: a counter or a moving average is copied, and the user's does not move. A twin is
-always in evaluation mode, takes milliseconds to make and belongs to whoever made it: hooks and flags on it are nobody
-else's.
+forward writes are the exception: a counter or a moving average is copied, and the user's does not move. A copy is
+always in evaluation mode, takes milliseconds to make and belongs to whoever made it.
 
-A view is proven: on its first inputs it is compared with the model's own forward.
-
-A subclass, a patched ``forward`` or a hook at the root may compute something else than the parts that a view runs. What
-a model says is then not what would be explained, and it is refused. How tokens are pooled, which modules are not as
-their library built them, and which tensors a forward writes is found on the same occasion. All of it is found again
-when anything was changed that decides what a forward does: ``changes.structure``, compared at every call.
-
-Code from elsewhere runs on copies that share the user's weights: a guard says so where it changed them.
+A ``VisionModel`` is verified: on its first inputs it is compared with the model's own forward. A subclass, a patched
+``forward`` or a hook at the root may compute something else than the parts that are run; such a model is refused. How
+tokens are pooled, which modules are not as their library built them, and which tensors a forward writes is found on the
+same occasion, and found again when anything was changed that decides what a forward does (``structure``).
 """
 
 from __future__ import annotations
@@ -22,37 +17,226 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from vitreous.errors import ModelChangedError, ModelError, one_line
+from vitreous.models.description import deviations
 from vitreous.models.identity import fingerprint_of, state
-from vitreous.models.modifications import Watch, Writes, deviations, note_state, state_names, structure, tensors_of
-from vitreous.models.pooling import Pooling
 
 if TYPE_CHECKING:
     from vitreous.models.base import VisionModel
-
-__all__ = [
-    "gap",
-    "verify",
-    "check_model_unchanged",
-    "rounding",
-    "copy_structure",
-    "writers",
-]
-
-writers: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-"""The modules of verified models whose tensors a forward writes, by their paths."""
-
-_PLAIN = frozenset((bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType))
-_BARE = frozenset((dict, OrderedDict, set))
+    from vitreous.models.pooling import Pooling
 
 T = TypeVar("T", bound="nn.Module | VisionModel")
+
+_INTERNAL = frozenset(vars(nn.Module()))
+_LAST = list(vars(nn.Module())).index("_modules")
+"""Every module begins with the same attributes in one order, unless something was set before torch could."""
+
+
+def settings_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module that are neither every module's nor set by its own forward."""
+    written = _written_names.get(module, ())
+    return ((name, value) for name, value in vars(module).items() if name not in _INTERNAL and name not in written)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Yield a module's buffers and the tensors among its attributes, but not its parameters."""
+    yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    for name, value in vars(module).items():
+        if name not in _INTERNAL:
+            value = tuple(value.values()) if isinstance(value, dict) else value
+            items = value if isinstance(value, list | tuple) else (value,)
+            yield from (item for item in items if isinstance(item, Tensor) and not isinstance(item, nn.Parameter))
+
+
+# -- is it the same model? ---------------------------------------------------------------------------------
+
+
+def structure(model: nn.Module) -> list[int]:
+    """Return a digest that changes with every module, hook, method of a class and setting; weights are no part of it.
+
+    It is taken at every call, so it is made of identities, and cheap.
+    """
+    kinds, seen, digest, waiting = set[type](), set[int](), list[int](), [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        kinds.add(type(module))
+        digest += _module_digest(module)
+        waiting += [child for child in module.__dict__["_modules"].values() if child is not None]
+    bases = {base for kind in kinds for base in kind.__mro__ if base is not object}
+    digest += [hash(tuple(map(id, vars(base).values()))) for base in sorted(bases, key=id)]
+    digest += (*torch_module._global_forward_hooks, -1, *torch_module._global_forward_pre_hooks)
+    return digest
+
+
+def _module_digest(module: nn.Module) -> list[int]:
+    number, attributes = id(module), module.__dict__
+    if number in _with_written_names or next(islice(attributes, _LAST, None), "") != "_modules":
+        digest = [hash((number, *(id(value) for _, value in settings_of(module))))]
+    else:  # the same, quickly
+        digest = [hash((number, *map(id, islice(attributes.values(), _LAST + 1, None))))]
+    if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
+        digest += (*attributes["_forward_hooks"], -1, *attributes["_forward_pre_hooks"])
+    return digest
+
+
+class _Watch:
+    """Holds a digest good: identities are only unique among what lives, and containers change without a new one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_stale = False
+        self._alive: list[Any] = []
+        self._containers: list[tuple[ref[nn.Module], str]] = []
+        containers = set[int]()
+        for module in model.modules():
+            self._hold(module)
+            for name, value in settings_of(module):
+                self._hold(value)
+                if _contents(value) is not None and id(value) not in containers:
+                    containers.add(id(value))
+                    self._containers.append((ref(module), name))
+        for base in {base for module in model.modules() for base in type(module).__mro__} - {object}:
+            for value in vars(base).values():
+                self._hold(value)
+        for value in self._content():
+            self._hold(value)
+        self._digest = self._content_digest()
+
+    def holds(self) -> bool:
+        """Whether everything that was there still is, and containers hold what they held."""
+        return not self.is_stale and (not self._containers or self._digest == self._content_digest())
+
+    def _hold(self, value: Any) -> None:
+        if isinstance(value, _HELD):
+            self._alive.append(value)
+            return
+        watch_ref = ref(self)
+
+        def mark_stale(_: Any) -> None:
+            watch = watch_ref()
+            if watch is not None:
+                watch.is_stale = True
+
+        try:
+            self._alive.append(ref(value, mark_stale))
+        except TypeError:  # a plain list or dict, of which only the contents count
+            return
+
+    def _content(self) -> Iterator[Any]:
+        for owner, name in self._containers:
+            module = owner()
+            yield from _contents(vars(module).get(name)) or () if module is not None else ()
+
+    def _content_digest(self) -> int:
+        return hash(tuple(map(id, self._content())))
+
+
+_HELD = (bool, int, float, complex, str, bytes, tuple, frozenset, torch.dtype, torch.device, property, staticmethod)
+"""What a watch keeps alive, so that no other object gets its identity; none of these refers to a model."""
+
+
+def _contents(value: Any) -> Any:
+    """Return what a container or a configuration holds; ``None`` for anything else."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | set):
+        return value
+    if isinstance(value, nn.Module | Tensor | type | FunctionType | MethodType | partial) or callable(value):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return attributes.values() if isinstance(attributes, dict) else None
+
+
+class _Entry(NamedTuple):
+    structure: list[int]
+    watch: _Watch
+    facts: dict[Any, Any]
+
+
+_entries: WeakKeyDictionary[nn.Module, _Entry] = WeakKeyDictionary()
+
+
+def _current(model: nn.Module, now: list[int]) -> _Entry | None:
+    entry = _entries.get(model)
+    return entry if entry is not None and entry.structure == now and entry.watch.holds() else None
+
+
+def recall(model: nn.Module, key: Any) -> Any:
+    """Return what was remembered of a model; ``None`` if anything changed since that decides what its forward does."""
+    entry = _current(model, structure(model))
+    return None if entry is None else entry.facts.get(key)
+
+
+def remember(model: nn.Module, key: Any, fact: Any) -> None:
+    """Keep what was found about a model, until its structure changes. It must not refer to the model."""
+    now = structure(model)
+    entry = _current(model, now)
+    if entry is None:
+        entry = _entries[model] = _Entry(now, _Watch(model), {})
+    entry.facts[key] = fact
+
+
+# -- what a forward writes ---------------------------------------------------------------------------------
+
+_written_tensors: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""The modules of verified models whose tensors a forward writes, by their paths."""
+_written_names: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+"""Attributes of a module that its own forward sets: they change with every call and are no setting."""
+_with_written_names: set[int] = set()
+"""The modules among these by their identities, which are looked up faster."""
+
+
+class _Writes:
+    """Finds what the forwards of a copy write: its tensors must be its own, and equal to those of the model."""
+
+    def __init__(self, model: nn.Module, copy: nn.Module) -> None:
+        self._pairs = list(zip(model.named_modules(), copy.modules(), strict=True))
+        self._tensors = [
+            (path, tensor, tensor._version, own)
+            for (path, module), copied in self._pairs
+            for own, tensor in zip(tensors_of(module), tensors_of(copied), strict=True)
+        ]
+        self._names = [{name: id(value) for name, value in vars(copied).items()} for _, copied in self._pairs]
+
+    def tensors(self) -> set[str]:
+        """Return the paths of the modules of which a tensor was changed in place."""
+        return {path for path, t, version, own in self._tensors if t._version != version or not _is_equal(t, own)}
+
+    def note_names(self) -> None:
+        """Remember, for modules of the model, the attributes that a forward set to something else."""
+        for ((_, module), copied), before in zip(self._pairs, self._names, strict=True):
+            names = frozenset(name for name, value in vars(copied).items() if before.get(name) != id(value))
+            if names:
+                _written_names[module] = _written_names.get(module, frozenset()) | names
+                _with_written_names.add(id(module))
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of any layout hold the same values; where they cannot be compared, versions must do."""
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    try:
+        return torch.equal(one, other)
+    except (NotImplementedError, RuntimeError):
+        return True
+
+
+# -- copies ------------------------------------------------------------------------------------------------
+
+_PLAIN = frozenset((bool, int, float, str, bytes, type(None), type, FunctionType, BuiltinFunctionType))
+_EMPTY = frozenset((dict, OrderedDict, set))
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple, set, frozenset))
 
 
 def copy_structure(original: T, *kinds: type, trainable: bool = False, own_tensors: bool = False) -> T:
@@ -67,70 +251,74 @@ def copy_structure(original: T, *kinds: type, trainable: bool = False, own_tenso
             cloned = {id(tensor) for module in _writing(model, own_tensors) for tensor in tensors_of(module)}
             return _Copier((nn.Module, *kinds), trainable, cloned)(original)  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, AttributeError) as error:
-        what = type(original).__name__
-        raise ModelError(f"{what} cannot be copied part by part, which watching it needs: {error}") from error
+        name = type(original).__name__
+        raise ModelError(f"{name} cannot be copied part by part, which watching it needs: {error}") from error
 
 
-def _writing(model: nn.Module, every: bool) -> Iterable[nn.Module]:
+def _writing(model: nn.Module, all_modules: bool) -> Iterable[nn.Module]:
     """Return the modules whose tensors may be written: until a model is verified, all if there is code of a user's."""
-    if every or (model not in writers and deviations(model)):
+    if all_modules or (model not in _written_tensors and deviations(model)):
         return model.modules()
-    paths = writers.get(model)
+    paths = _written_tensors.get(model)
     return [module for path, module in model.named_modules() if path in paths] if paths else ()
 
 
 class _Copier:
+    """Walks a model once; every object that is copied passes ``_note``."""
+
     def __init__(self, kinds: tuple[type, ...], trainable: bool, cloned: set[int]) -> None:
         self.kinds, self.trainable, self.cloned = kinds, trainable, cloned
-        self.known: dict[int, Any] = {}
-        self.seen: list[Any] = []  # kept alive, so that no identity is used twice
+        self.copies: dict[int, Any] = {}
+        self.originals: list[Any] = []  # kept alive, so that no identity is used twice
 
     def __call__(self, value: Any) -> Any:
         kind = type(value)
         if kind in _PLAIN or (kind is tuple and _PLAIN.issuperset(map(type, value))):
             return value
-        found = self.known.get(id(value))
-        if found is not None:
-            return found
+        copy = self.copies.get(id(value))
+        if copy is not None:
+            return copy
         if isinstance(value, Tensor):
             return self._note(value, self._tensor(value))
-        if kind in (dict, OrderedDict):
-            made = self._note(value, kind())
-            for key, each in list(value.items()):
-                made[key] = each if type(each) in _PLAIN else self(each)
-            return made
-        if kind is list:
-            grown = self._note(value, [])
-            grown.extend(self(each) for each in list(value))
-            return grown
-        if kind in (tuple, set, frozenset):
-            return self._note(value, kind(self(each) for each in list(value)))
+        if kind in _CONTAINERS:
+            return self._container(value)
         if isinstance(value, self.kinds):
             return self._object(value)
         if isinstance(value, MethodType):
             owner = self(value.__self__)
             return value if owner is value.__self__ else MethodType(value.__func__, owner)
-        if kind is partial:
-            return partial(self(value.func), *self(value.args), **self(value.keywords))
-        return value
+        return partial(self(value.func), *self(value.args), **self(value.keywords)) if kind is partial else value
 
-    def _note(self, value: Any, made: Any) -> Any:
-        self.known[id(value)] = made
-        self.seen.append(value)
-        return made
+    def _note(self, original: Any, copy: Any) -> Any:
+        self.copies[id(original)] = copy
+        self.originals.append(original)
+        return copy
+
+    def _container(self, value: Any) -> Any:
+        """Copy a container; one that can be changed is noted first, for what is inside may refer to it."""
+        kind = type(value)
+        if isinstance(value, dict):
+            copy = self._note(value, kind())
+            for key, item in list(value.items()):
+                copy[key] = item if type(item) in _PLAIN else self(item)
+            return copy
+        if kind is list:
+            grown = self._note(value, [])
+            grown.extend(self(item) for item in list(value))
+            return grown
+        return self._note(value, kind(self(item) for item in list(value)))
 
     def _object(self, value: Any) -> Any:
-        made = self._note(value, object.__new__(type(value)))
-        attributes = vars(made)
+        copy = self._note(value, object.__new__(type(value)))
+        attributes = vars(copy)
         attributes.update(vars(value))
         for name, attribute in attributes.items():  # most of what a module has: settings, hooks that nobody set
             kind = type(attribute)
-            if kind in _PLAIN:
-                continue
-            attributes[name] = kind() if kind in _BARE and not attribute else self(attribute)
+            if kind not in _PLAIN:
+                attributes[name] = kind() if kind in _EMPTY and not attribute else self(attribute)
         if isinstance(value, nn.Module):
             attributes["training"] = False
-        return made
+        return copy
 
     def _tensor(self, value: Tensor) -> Tensor:
         # a model made in inference mode has weights that no graph may hold: only those are copied
@@ -140,79 +328,86 @@ class _Copier:
         return same
 
 
-class _Record(NamedTuple):
+@contextmanager
+def overridden(*overrides: tuple[nn.Module, str, Any]) -> Iterator[None]:
+    """Give modules of a shared copy other attributes for a while, such as another ``forward``."""
+    before = [(vars(module), name, vars(module).get(name)) for module, name, _ in overrides]
+    for module, name, value in overrides:
+        vars(module)[name] = value
+    try:
+        yield
+    finally:
+        for attributes, name, own in before:
+            attributes.pop(name)
+            attributes.update({} if own is None else {name: own})
+
+
+# -- verification ------------------------------------------------------------------------------------------
+
+
+class _Findings(NamedTuple):
     """What was found about a model when it was verified."""
 
-    structure: list[int]
-    watch: Watch
     pooling: Pooling | None
-    """``None`` where what the view says holds."""
+    """``None`` where what the adapter says holds."""
     deviations: dict[str, str]
     layers: frozenset[int]
 
 
-_proven: WeakKeyDictionary[nn.Module, dict[Any, _Record]] = WeakKeyDictionary()
-
-
 def verify(model: VisionModel, inputs: Tensor) -> None:
-    """Compare the view with its model on the first of these images, unless both were found equal before.
+    """Compare the parts with their model on the first of these images, unless both were found equal before.
 
     The copy that passes run on is held against the model too, if that is in evaluation mode and its forward writes
     nothing. Cost: two or three forwards of one image, once for each structure of a model and size of its inputs.
     """
-    key = (type(model), model.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
-    record, now = _proven.get(model.module, {}).get(key), structure(model.module)
-    if record is None or record.structure != now or not record.watch.holds():
-        record = _verify(model, inputs[:1].detach())
-        records = {k: r for k, r in _proven.get(model.module, {}).items() if r.structure == record.structure}
-        if record.pooling is not None or model.has_own_pooling:  # a head of zeros may be trained, and read tokens then
-            _proven[model.module] = {**records, key: record}
-    if model.deviations is not record.deviations:
-        model.pooling, model.deviations, model.deviating_layers = (
-            record.pooling or model.pooling,
-            record.deviations,
-            record.layers,
-        )
+    key = ("verified", type(model), model.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
+    findings = recall(model.module, key)
+    if findings is None:
+        findings = _verify(model, inputs[:1].detach())
+        if (
+            findings.pooling is not None or model.has_own_pooling
+        ):  # a head of zeros may be trained, and read tokens then
+            remember(model.module, key, findings)
+    if model.deviations is not findings.deviations:
+        model.pooling = findings.pooling or model.pooling
+        model.deviations, model.deviating_layers = findings.deviations, findings.layers
 
 
-def _verify(model: VisionModel, image: Tensor) -> _Record:
+def _verify(model: VisionModel, image: Tensor) -> _Findings:
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
         image = image.clone() if image.is_inference() else image
         seen, other = (model.shared_copy(own_tensors=True) for _ in range(2))
-        written = [Writes(model.module, each.module) for each in (seen, other)]
+        by_parts, by_model = (_Writes(model.module, copy.module) for copy in (seen, other))
         logits = seen.forward_head(seen.forward_blocks(seen.embed(image)))
-        _compare(model, logits, _own(other, image), "its own forward")
-        tensors = frozenset().union(*(each.tensors() for each in written))
-        for module, names in written[1].names().items():
-            note_state(module, names)
-        writers[model.module] = tensors
-        has_state = bool(tensors) or any(module in state_names for module in model.module.modules())
+        _compare(model, logits, _reference(other, image), "its own forward")
+        written = _written_tensors[model.module] = frozenset(by_parts.tensors() | by_model.tensors())
+        by_model.note_names()
+        has_state = bool(written) or any(module in _written_names for module in model.module.modules())
         if not has_state and not any(module.training for module in model.module.modules()):
-            _compare(model, logits, _own(model, image), "the model itself, called as it is,")
-    odd = deviations(model.module)
+            _compare(model, logits, _reference(model, image), "the model itself, called as it is,")
     pooling = None if model.has_own_pooling else model.read_pooling()
-    return _Record(structure(model.module), Watch(model.module), pooling, odd, _layers(model, odd))
+    odd = deviations(model.module)
+    return _Findings(pooling, odd, _deviating_layers(model, odd))
 
 
-def _layers(model: VisionModel, odd: dict[str, str]) -> frozenset[int]:
-    """Return the blocks in which a module is not as its library built it."""
-    if not odd:
-        return frozenset()
+def _deviating_layers(model: VisionModel, odd: Iterable[str]) -> frozenset[int]:
     modules = {id(model.module.get_submodule(path)) for path in odd}
+    if not modules:
+        return frozenset()
     try:
         blocks = [model.get_block(layer) for layer in range(model.depth)]
     except ModelError:  # it does not tell its blocks
         return frozenset(range(model.depth))
-    return frozenset(layer for layer, block in enumerate(blocks) if any(id(m) in modules for m in block.modules()))
+    return frozenset(n for n, block in enumerate(blocks) if any(id(module) in modules for module in block.modules()))
 
 
 def gap(logits: Tensor, expected: Tensor) -> tuple[float, bool]:
     """Return the largest difference of logits, and whether it is more than rounding."""
     one, other = logits.double(), expected.double()
     same = (one == other) | (one.isnan() & other.isnan())  # a class may be shut out with minus infinity
-    off = float(torch.where(same, 0.0, (one - other).abs()).max())
+    difference = float(torch.where(same, 0.0, (one - other).abs()).max())
     size = max(1.0, float(other[other.isfinite()].abs().max()) if other.isfinite().any() else 1.0)
-    return off, not off <= rounding(expected.dtype, expected.device.type) * size
+    return difference, not difference <= rounding(expected.dtype, expected.device.type) * size
 
 
 def rounding(dtype: torch.dtype, device: str) -> float:
@@ -223,26 +418,36 @@ def rounding(dtype: torch.dtype, device: str) -> float:
     return 2e-3 if dtype == torch.float32 and device == "cuda" and short else 1e-4
 
 
-def _own(model: VisionModel, image: Tensor) -> Tensor:
-    try:
+def _reference(model: VisionModel, image: Tensor) -> Tensor:
+    with failing_forward(model.name, "one image"):
         return model.reference_forward(image)
-    except Exception as error:  # a forward of the user's own can fail anywhere
+
+
+@contextmanager
+def failing_forward(name: str, image: str) -> Iterator[None]:
+    """Turn what a forward of the user's own raises, which can be anything, into one line."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}")[:200]
-        raise ModelError(f"{model.name}: its own forward fails on one image ({reason})") from error
+        raise ModelError(f"{name}: its own forward fails on {image} ({reason})") from error
 
 
-def _compare(model: VisionModel, logits: Tensor, expected: Any, whose: str) -> None:
+def _compare(model: VisionModel, logits: Tensor, expected: Any, forward: str) -> None:
     if not isinstance(expected, Tensor) or expected.shape != logits.shape:
-        told = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
+        output = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
         raise ModelError(
-            f"{model.name}: {whose} gives {told}, its parts {list(logits.shape)}; explain the model inside"
+            f"{model.name}: {forward} gives {output}, its parts {list(logits.shape)}; explain the model inside"
         )
-    off, different = gap(logits, expected)
-    if different:
-        said, would = (int(each[0].float().argmax()) for each in (expected, logits))
+    difference, is_different = gap(logits, expected)
+    if is_different:
+        of_model, of_parts = (int(output[0].float().argmax()) for output in (expected, logits))
         raise ModelError(
-            f"{model.name} computes something else than its parts: {whose} says class {said}, its blocks and head "
-            f"class {would} (logits differ by {off:.1e}); a subclass, a patched forward or a hook changes it"
+            f"{model.name} computes something else than its parts: {forward} says class {of_model}, its blocks and "
+            f"head class {of_parts} (logits differ by {difference:.1e}); a subclass, a patched forward or a hook "
+            "changes it"
         )
 
 

@@ -1,6 +1,4 @@
-"""Windows: which patches see each other in a layer where not all do.
-
-The weights of a block that a decomposition into shares needs, as plain tensors.
+"""What is inside a block: which patches attend to each other, which operations run, and its weights as plain tensors.
 
 The parameters of a plain linear layer, norm or LayerScale are what it computes with. A module with a hook, an adapter
 beside its weights, a parametrization or a forward of its own may compute something else: its weights are then taken
@@ -16,23 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, one_line
-from vitreous.models.modifications import LIBRARIES, deviation, deviations
+from vitreous.models.description import LIBRARIES, deviation, deviations
 from vitreous.models.shared_copy import rounding
-
-__all__ = [
-    "Norm",
-    "UnverifiedError",
-    "Weights",
-    "Windows",
-    "affine",
-    "is_plain",
-    "linear_weights",
-    "merged",
-    "shifted_windows",
-]
 
 
 class Windows(NamedTuple):
@@ -48,9 +35,9 @@ class Windows(NamedTuple):
 
         Half precision is widened: a product with a gradient, spread over many windows, would vanish in it.
         """
-        wide = attention if attention.dtype == torch.float64 else attention.float()
-        apart = wide.reshape(-1, len(self.patches), *wide.shape[1:])
-        return apart.masked_fill(~self.sees.to(attention.device).unsqueeze(1), 0)
+        weights = attention if attention.dtype == torch.float64 else attention.float()
+        weights = weights.reshape(-1, len(self.patches), *weights.shape[1:])
+        return weights.masked_fill(~self.sees.to(attention.device).unsqueeze(1), 0)
 
     def cut(self, row: Tensor) -> Tensor:
         """Numbers of patches ``[B, N]`` to their places ``[B, W, t]``, zero at padding."""
@@ -87,8 +74,8 @@ def shifted_windows(
         index = F.pad(index.roll(rolled, dims=(0, 1)), missing, value=-1)
     patches = _cut(index, window)
     if hidden is None:
-        down, across = (_parts(*facts) for facts in zip(sides, window, shift, strict=True))
-        parts = _cut(3 * down[:, None] + across, window)
+        rows, columns = (_parts(*axis) for axis in zip(sides, window, shift, strict=True))
+        parts = _cut(3 * rows[:, None] + columns, window)
         hidden = parts[:, :, None] != parts[:, None]
     real, hidden = patches >= 0, hidden[torch.arange(len(patches)) % len(hidden)]
     return Windows(patches, ~hidden & real[:, :, None] & real[:, None])
@@ -127,10 +114,9 @@ class Norm:
         """Read a module; ``None`` for one that does nothing. ``width`` is that of its input, where it may be odd."""
         if module is None or (isinstance(module, nn.Identity) and is_plain(module)):
             return None
-        inside = [part for part in module.modules() if isinstance(part, nn.LayerNorm) or _is_rms(part)]
-        if not inside:
+        inner: Any = next((part for part in module.modules() if isinstance(part, nn.LayerNorm) or _is_rms(part)), None)
+        if inner is None:
             raise ModelError(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
-        inner: Any = inside[0]
         centred, eps = isinstance(inner, nn.LayerNorm), inner.eps or torch.finfo(torch.float32).eps
         if module is inner and is_plain(module):
             weight, bias = (_constant(getattr(module, name, None)) for name in ("weight", "bias"))
@@ -147,8 +133,7 @@ class Norm:
         signs = torch.ones(width)
         signs[1::2] = -1
         (bias, one, other), _ = _both(module, torch.stack([0 * signs, signs, small * signs]).to(like))
-        bare = cls(None, None, 0.0, centred)
-        x = bare.centre(signs.to(like))
+        x = cls(None, None, 0.0, centred).centre(signs.to(like))
         variance = x.square().mean()
         size = (one - bias).square().sum()
         if size > 0:
@@ -240,7 +225,7 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def merged(model: nn.Module, paths: Iterable[str]) -> Iterator[list[Any]]:
-    """Inside, each affine part of a twin that is no plain linear layer is one: an adapter beside a layer, a hook on it.
+    """Inside, each affine part of a shared copy is one plain linear layer: an adapter beside a layer, a hook on it.
 
     Rules of relevance belong to operations: a layer with an adapter would be three of them, and be explained otherwise
     than the same layer after merging. ``paths`` lead to what is not plain; what is not affine stays as it is. Yields
@@ -263,7 +248,7 @@ def merged(model: nn.Module, paths: Iterable[str]) -> Iterator[list[Any]]:
                 continue
             with torch.device("meta"):
                 layer = nn.Linear(weight.shape[1], weight.shape[0])
-            layer.weight, layer.bias = (nn.Parameter(each, requires_grad=False) for each in (weight, bias))
+            layer.weight, layer.bias = (nn.Parameter(values, requires_grad=False) for values in (weight, bias))
             swapped.append((parent._modules, name, module))
             parent._modules[name] = layer
         yield swapped
@@ -277,7 +262,9 @@ def _may_be_linear(module: nn.Module) -> bool:
     harmless = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
     parts = list(module.modules())
     is_library = (type(part).__module__.partition(".")[0] in LIBRARIES for part in parts)
-    odd = [part for part, known in zip(parts, is_library, strict=True) if known and not isinstance(part, harmless)]
+    odd = [
+        part for part, is_known in zip(parts, is_library, strict=True) if is_known and not isinstance(part, harmless)
+    ]
     return not odd and any(isinstance(part, nn.Linear) for part in parts)
 
 
@@ -339,11 +326,60 @@ def _is_rms(module: nn.Module) -> bool:
 
 
 def _first_parameter(module: nn.Module) -> Tensor:
-    found = next(module.parameters(), None)
-    if found is None:
+    parameter = next(module.parameters(), None)
+    if parameter is None:
         raise UnverifiedError(f"{_described(module)} has no parameters that tell where and how it computes")
-    return found.detach()
+    return parameter.detach()
 
 
 def _constant(parameter: object) -> Tensor | None:
     return parameter.detach() if isinstance(parameter, Tensor) else None
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+NODES = {
+    "attention": (
+        "Softmax", "SafeSoftmax", "ScaledDotProductFlashAttention", "ScaledDotProductFlashAttentionForCpu",
+        "ScaledDotProductEfficientAttention", "ScaledDotProductCudnnAttention",
+    ),
+    "activation": (
+        "Relu", "Gelu", "Silu", "Sigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "Mish", "Elu", "LeakyRelu", "Prelu",
+        "PreluKernel", "Softplus", "Tanh", "Celu",
+    ),
+    "norm": ("NativeLayerNorm", "NativeGroupNorm", "FusedRmsNorm", "LinalgVectorNorm", "Norm"),
+}  # fmt: skip
+"""Operations by the names that autograd gives them: counted without the override that rules are found by."""
+_BY_HAND = {"activation": ("Erf", "Erfc", "Exp", "Log", "Log1p"), "norm": ("Var", "VarMean", "Std", "StdMean", "Rsqrt")}
+"""What nobody recognises, so that it must not go unnoticed."""
+
+
+def graph_nodes(start: Any, without: Any = None) -> dict[Any, None]:
+    """Return the nodes of an autograd graph that can be reached, with one of them taken out."""
+    nodes, waiting = dict[Any, None](), [start]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node is not without and node not in nodes:
+            nodes[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return nodes
+
+
+def operations_in(output: Tensor) -> list[str]:
+    """Return the names of all operations in the graph of an output."""
+    return [node.name().partition("Backward")[0] for node in graph_nodes(output.grad_fn)]
+
+
+def count_operations(output: Tensor, by_hand: bool = False) -> dict[str, int]:
+    """Count attention, norms and activations in the graph of an output.
+
+    With ``by_hand`` also what may be one of them, written out: functions with a backward of their own among it. A pass
+    that steers the backward does not meet these, and is then refused.
+    """
+    names = operations_in(output)
+    tables = (NODES, _BY_HAND) if by_hand else (NODES,)
+    counts = {kind: sum(name in table.get(kind, ()) for table in tables for name in names) for kind in NODES}
+    if by_hand:
+        own = sum(isinstance(node, BackwardCFunction) for node in graph_nodes(output.grad_fn))
+        counts["activation"] += own
+    return counts

@@ -1,103 +1,128 @@
-"""Views of a part of a model, or of a model with something changed: sub-networks, single blocks, shuffled heads."""
+"""Models made of another: a part of it, one with something changed, or a larger one around it.
+
+A known transformer inside a model of the user's own, or one with another head: what is around it runs as it is.
+``embed`` runs the model's own forward up to the first block, ``forward_head`` runs it with the blocks stepping aside:
+the last one gives the tokens it is handed. So whatever comes before and after the blocks is the model's, line by line.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.base import VisionModel
-from vitreous.models.pooling import Pooling
+from vitreous.models.pooling import Pooling, infer_pooling
+from vitreous.models.preprocess import Preprocess
+from vitreous.models.shared_copy import failing_forward, overridden, recall, remember
 from vitreous.models.structure import Weights, Windows
 
-__all__ = ["ReferenceModel", "LogitLens", "PermutedHeadModel", "SubModel"]
+_FACTS = (
+    *("family", "embed_dim", "num_heads", "num_prefix_tokens", "can_drop_tokens", "attention", "stages"),
+    *("has_residual_stream", "unavailable_points", "branch_point", "cam_point"),
+)
 
 
-class SubModel(VisionModel):
-    """The part of a model from block ``first`` on, as a view of its own: ``f_l`` of the PLUS paper."""
+class DerivedModel(VisionModel):
+    """A model whose blocks are those of another, ``inner``, from block ``first`` on."""
 
-    def __init__(self, whole: VisionModel, first: int, inputs: Tensor | None) -> None:
-        if not 0 <= first < whole.depth:
-            raise ModelError(f"layer {first} is outside 0..{whole.depth - 1}")
-        self.whole, self.first = whole, first
-        self.module, self.family = whole.module, whole.family
-        self.name = f"{whole.name}[{first}:]"
-        self.depth, self.embed_dim, self.num_heads = whole.depth - first, whole.embed_dim, whole.num_heads
-        self.num_prefix_tokens, self.can_drop_tokens = whole.num_prefix_tokens, whole.can_drop_tokens
-        self.preprocess, self.num_classes, self.class_names = whole.preprocess, whole.num_classes, whole.class_names
-        self.attention, self.has_residual_stream, self.is_relu_only = (
-            whole.attention,
-            whole.has_residual_stream,
-            whole.is_relu_only,
-        )
-        self.cam_point = whole.cam_point
-        self.unavailable_points, self.branch_point = whole.unavailable_points, whole.branch_point
-        self.has_known_head, self.source_model = whole.has_known_head, whole.source_model
-        later = [range(max(0, s.start - first), s.stop - first) for s in whole.stages]
+    inner: VisionModel
+    first = 0
+
+    def _take_facts(self, *more: str) -> None:
+        for name in (*_FACTS, *more):
+            setattr(self, name, getattr(self.inner, name))
+
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.inner.forward_block(layer + self.first, tokens, keep)
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        return self.inner.grid(inputs, layer + self.first)
+
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        return self.inner.hook_point(layer + self.first, name)
+
+    def get_block(self, layer: int) -> nn.Module:
+        return self.inner.get_block(layer + self.first)
+
+    def get_pooling_module(self) -> nn.Module | None:
+        return self.inner.get_pooling_module()
+
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        return self.inner.branch(layer + self.first, name)
+
+    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
+        if self.source_model is None or isinstance(self.source_model, DerivedModel):
+            return super().operation_counts(layer)
+        return self._operation_counts(layer)  # a part of a copy
+
+    def _operation_counts(self, layer: int | None) -> Mapping[str, int]:
+        return self.inner.operation_counts(None if layer is None else layer + self.first)
+
+    def embed_dim_at(self, layer: int) -> int:
+        return self.inner.embed_dim_at(layer + self.first)
+
+    def windows(self, layer: int) -> Windows | None:
+        return self.inner.windows(layer + self.first)
+
+    def weights(self, layer: int) -> Weights:
+        return self.inner.weights(layer + self.first)
+
+
+class SubModel(DerivedModel):
+    """The part of a model from block ``first`` on, as a model of its own: ``f_l`` of the PLUS paper."""
+
+    def __init__(self, inner: VisionModel, first: int, inputs: Tensor | None) -> None:
+        if not 0 <= first < inner.depth:
+            raise ModelError(f"layer {first} is outside 0..{inner.depth - 1}")
+        self.inner, self.first, self._inputs = inner, first, inputs
+        more = ("module", "preprocess", "num_classes", "class_names", "has_known_head", "source_model", "is_relu_only")
+        self._take_facts(*more)
+        self.name, self.depth = f"{inner.name}[{first}:]", inner.depth - first
+        later = [range(max(0, stage.start - first), stage.stop - first) for stage in inner.stages]
         self.stages = tuple(stage for stage in later if len(stage))
-        self._inputs = inputs
 
     @property
     def pooling(self) -> Pooling:  # type: ignore[override]
         """That of the whole model, also after it was changed."""
-        return self.whole.pooling
+        return self.inner.pooling
 
     @property
     def deviations(self) -> Mapping[str, str]:  # type: ignore[override]
         """Likewise."""
-        return self.whole.deviations
+        return self.inner.deviations
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """Height and width of the images that the tokens are of, where someone told."""
-        if isinstance(self.whole, SubModel):
-            return self.whole.image_size
+        """Height and width of the images that the tokens are of, where that is known."""
+        if isinstance(self.inner, SubModel):
+            return self.inner.image_size
         return None if self._inputs is None else (self._inputs.shape[-2], self._inputs.shape[-1])
 
     def embed(self, inputs: Tensor) -> Tensor:
         return inputs
 
-    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.whole.forward_block(layer + self.first, tokens, keep)
-
     def forward_head(self, tokens: Tensor) -> Tensor:
-        return self.whole.forward_head(tokens)
+        return self.inner.forward_head(tokens)
 
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return self.whole.grid(self._inputs, layer + self.first)
+        return super().grid(self._inputs, layer)
 
     def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
-        return self.whole.last_grid(self._inputs)
-
-    def _hook_point(self, layer: int, name: str) -> nn.Module:
-        return self.whole.hook_point(layer + self.first, name)
-
-    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        return self.whole.operation_counts(None if layer is None else layer + self.first)
-
-    def embed_dim_at(self, layer: int) -> int:
-        return self.whole.embed_dim_at(layer + self.first)
-
-    def windows(self, layer: int) -> Windows | None:
-        return self.whole.windows(layer + self.first)
+        return self.inner.last_grid(self._inputs)
 
     def is_standard(self, layer: int) -> bool:
-        return self.whole.is_standard(layer + self.first)
-
-    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
-        return self.whole.branch(layer + self.first, name)
+        return self.inner.is_standard(layer + self.first)
 
     def describe_deviation(self, layer: int) -> str:
-        return self.whole.describe_deviation(layer + self.first)
-
-    def weights(self, layer: int) -> Weights:
-        return self.whole.weights(layer + self.first)
+        return self.inner.describe_deviation(layer + self.first)
 
     def verify(self, inputs: Tensor) -> None:
-        """The whole model is proven with images; what it computes of tokens has no other forward to agree with."""
+        """The whole model is verified with images; what it computes of tokens has no other forward to agree with."""
 
     def check_inputs(self, inputs: Tensor) -> None:
         width = self.embed_dim_at(0)
@@ -110,23 +135,24 @@ class SubModel(VisionModel):
 class LogitLens(SubModel):
     """One block, and the model's head on the mean of all its output tokens, whatever the model itself reads.
 
-    The head gets that mean in the place of every token it might look at, so that any pooling returns it. With ``each``
-    it gets every token in turn, and the mean is that of the logits: the norm in front of the head comes first.
+    The head gets that mean in the place of every token it might look at, so that any pooling returns it. With
+    ``per_token`` it gets every token in turn, and the mean is that of the logits: the norm in front of the head comes
+    first.
     """
 
-    def __init__(self, whole: VisionModel, layer: int, each: bool = False) -> None:
-        super().__init__(whole, layer, None)
-        self.name, self.depth, self.stages, self.each = f"{whole.name}[{layer}]", 1, (), each
+    def __init__(self, inner: VisionModel, layer: int, per_token: bool = False) -> None:
+        super().__init__(inner, layer, None)
+        self.name, self.depth, self.stages, self.per_token = f"{inner.name}[{layer}]", 1, (), per_token
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        if self.each:
+        if self.per_token:
             logits = self._read(tokens.flatten(0, 1).unsqueeze(1))
             return logits.reshape(*tokens.shape[:2], -1).mean(dim=1)
         return self._read(tokens.mean(dim=1, keepdim=True))
 
     def _read(self, token: Tensor) -> Tensor:
-        patches = math.prod(self.whole.grid(layer=self.whole.depth - 1)) if self.whole.stages else 1
-        return self.whole.forward_head(token.expand(-1, self.num_prefix_tokens + patches, -1))
+        patches = math.prod(self.inner.grid(layer=self.inner.depth - 1)) if self.inner.stages else 1
+        return self.inner.forward_head(token.expand(-1, self.num_prefix_tokens + patches, -1))
 
     def check_inputs(self, inputs: Tensor) -> None:
         if inputs.ndim != 3:
@@ -136,37 +162,37 @@ class LogitLens(SubModel):
 class WholeModel(SubModel):
     """A whole model of which something is changed."""
 
-    def __init__(self, whole: VisionModel) -> None:
-        super().__init__(whole, 0, None)
-        self.name, self.has_patch_embedding = whole.name, whole.has_patch_embedding
+    def __init__(self, inner: VisionModel) -> None:
+        super().__init__(inner, 0, None)
+        self.name, self.has_patch_embedding = inner.name, inner.has_patch_embedding
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return self.whole.embed(inputs)
+        return self.inner.embed(inputs)
 
     def grid(self, inputs: Tensor | None = None, layer: int | None = None) -> tuple[int, int]:
-        return self.whole.grid(inputs) if layer is None else self.whole.grid(inputs, layer)
+        return self.inner.grid(inputs) if layer is None else self.inner.grid(inputs, layer)
 
     def last_grid(self, inputs: Tensor | None = None) -> tuple[int, int]:
-        return self.whole.last_grid(inputs)
+        return self.inner.last_grid(inputs)
 
     def check_inputs(self, inputs: Tensor) -> None:
-        self.whole.check_inputs(inputs)
+        self.inner.check_inputs(inputs)
 
     def verify(self, inputs: Tensor) -> None:
         if self.source_model is None:
-            self.whole.verify(inputs)
+            self.inner.verify(inputs)
 
 
 class PermutedHeadModel(WholeModel):
     """A whole model whose head gets the channels in a random order."""
 
-    def __init__(self, whole: VisionModel, seed: int) -> None:
-        super().__init__(whole)
+    def __init__(self, inner: VisionModel, seed: int) -> None:
+        super().__init__(inner)
         self.seed = seed
 
     def forward_head(self, tokens: Tensor) -> Tensor:
         order = torch.randperm(tokens.shape[-1], generator=torch.Generator().manual_seed(self.seed))
-        return self.whole.forward_head(tokens[..., order.to(tokens.device)])
+        return self.inner.forward_head(tokens[..., order.to(tokens.device)])
 
 
 class ReferenceModel(WholeModel):
@@ -175,12 +201,170 @@ class ReferenceModel(WholeModel):
     Its logits are those of the images alone.
     """
 
-    def __init__(self, whole: VisionModel, reference: Tensor) -> None:
-        super().__init__(whole)
+    def __init__(self, inner: VisionModel, reference: Tensor) -> None:
+        super().__init__(inner)
         self.reference = reference
 
     def embed(self, inputs: Tensor) -> Tensor:
-        return self.whole.embed(torch.cat([inputs, self.reference[None].to(inputs)]))
+        return self.inner.embed(torch.cat([inputs, self.reference[None].to(inputs)]))
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        return self.whole.forward_head(tokens)[:-1]
+        return self.inner.forward_head(tokens)[:-1]
+
+
+# -- around a known transformer ----------------------------------------------------------------------------
+
+
+class Reached(BaseException):
+    """Ends a forward at the first block; no error, so that nobody's ``except Exception`` takes it for one."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+def run_until(module: nn.Module, model: nn.Module, inputs: Tensor) -> Any:
+    """Run the forward of a shared copy up to one of its modules, and return what that gets, if it ever runs."""
+
+    def stop(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise Reached(value)
+
+    try:
+        with overridden((module, "forward", stop)):
+            model(inputs)
+    except Reached as reached:
+        return reached.value
+    return None
+
+
+class _Surroundings(NamedTuple):
+    """What one forward of a blank image tells about the parts around the blocks."""
+
+    shapes: tuple[tuple[int, int], ...]
+    """Of every block's output: how long a tuple it is, 0 for a tensor, and the dimensions of its first tensor."""
+    classes: int
+    pooling: Pooling
+
+
+class WrappedModel(DerivedModel):
+    """A model with one known transformer in it; ``output_key`` names one of several outputs."""
+
+    has_known_head = False
+    _shapes: tuple[tuple[int, int], ...]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: VisionModel,
+        path: str,
+        name: str | None = None,
+        class_names: list[str] | None = None,
+        preprocess: Preprocess | None = None,
+        output_key: str | int | None = None,
+    ) -> None:
+        self.module, self.inner, self.path, self.output_key = model, inner, path, output_key
+        self.identity_extras = path, output_key
+        self._take_facts("depth", "pooling")
+        self.name = inner.name = name or (f"{type(model).__name__} around {inner.name}" if path else inner.name)
+        self.preprocess = inner.preprocess = preprocess or inner.preprocess
+        facts = self._surroundings()
+        self.pooling = facts.pooling
+        self._set_classes(facts.classes, class_names, inner.class_names)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        copy = self.shared_copy()
+        tokens: Tensor | None = run_until(copy.inner.get_block(0), copy.module, inputs)
+        if tokens is None:
+            raise ModelError(f"{self.name}: its forward never comes to block 0 of {self.path or 'itself'}")
+        return tokens.flatten(1, 2) if tokens.ndim == 4 else tokens
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        copy, last = self.shared_copy(), self.depth - 1
+
+        def step_aside(layer: int) -> Callable[..., Any]:
+            length, dimensions = self._shapes[layer]
+
+            def forward(arriving: Tensor, *args: Any, **kwargs: Any) -> Any:
+                out = tokens if layer == last else arriving
+                if layer == last and dimensions == 4:
+                    out = out.reshape(len(out), *self.grid(layer=layer), -1)
+                return (out, *[None] * (length - 1)) if length else out
+
+            return forward
+
+        with overridden(*((copy.get_block(layer), "forward", step_aside(layer)) for layer in range(self.depth))):
+            return copy._select(copy.module(self._blank().expand(len(tokens), -1, -1, -1)))
+
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        return self._select(self.module(inputs))
+
+    def _select(self, output: Any) -> Tensor:
+        return select_logits(self.name, self.output_key, output)
+
+    def _surroundings(self) -> _Surroundings:
+        """Return what is known about this structure, found when it is first wrapped."""
+        key = ("surroundings", self.path, self.output_key, self.preprocess.size)
+        facts: _Surroundings | None = recall(self.module, key)
+        if facts is None:
+            self._shapes, classes = self._probe()
+            pooling = infer_pooling(self, self.inner.pooling)
+            if pooling is None:
+                raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
+            facts = _Surroundings(self._shapes, classes, pooling)
+            remember(self.module, key, facts)
+        self._shapes = facts.shapes
+        return facts
+
+    def read_pooling(self) -> Pooling:
+        return self._surroundings().pooling
+
+    def _probe(self) -> tuple[tuple[tuple[int, int], ...], int]:
+        """Return the shapes that blocks give, and the number of classes."""
+        copy, shapes = self.shared_copy(own_tensors=True), list[tuple[int, int]]()
+
+        def noting_shape(own: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                out = own(*args, **kwargs)
+                shapes.append((0, out.ndim) if isinstance(out, Tensor) else (len(out), out[0].ndim))
+                return out
+
+            return forward
+
+        blocks = [copy.get_block(layer) for layer in range(self.depth)]
+        off = torch.autocast(self.device.type, enabled=False)
+        noting = overridden(*((block, "forward", noting_shape(block.forward)) for block in blocks))
+        with torch.inference_mode(False), torch.no_grad(), off, failing_forward(self.name, "a blank image"), noting:
+            logits = copy._select(copy.module(self._blank()))
+        if len(shapes) != self.depth:
+            inner = self.path or "it"
+            raise ModelError(f"{self.name}: its forward runs {len(shapes)} blocks, {inner} has {self.depth}")
+        return tuple(shapes), logits.shape[1]
+
+    def _blank(self) -> Tensor:
+        return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        self.inner.check_inputs(inputs)
+
+    def __repr__(self) -> str:
+        where = f"inside .{self.path}" if self.path else "with a head of its own"
+        return f"{super().__repr__()[:-1]}; {type(self.inner.module).__name__} {where})"
+
+
+def select_logits(name: str, key: str | int | None, output: Any) -> Tensor:
+    """Return the logits ``[B, classes]`` in what a model gives; ``key`` names one of several outputs."""
+    output = output if key is not None else getattr(output, "logits", output)
+    if isinstance(output, Mapping | list | tuple):
+        outputs = dict(output) if isinstance(output, Mapping) else dict(enumerate(output))
+        fitting = {k: v for k, v in outputs.items() if isinstance(v, Tensor) and v.ndim == 2 and v.shape[1] > 0}
+        key = next(iter(fitting)) if key is None and len(fitting) == 1 else key
+        if key not in fitting:
+            names = ", ".join(map(repr, fitting)) or "none"
+            missing = "" if key is None else f" and none called {key!r}"
+            raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output_key=")
+        return fitting[key]
+    if key is not None:
+        raise ModelError(f"{name} has one output; output_key={key!r} does not apply")
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ModelError(f"{name} gives {got}, not logits [B, classes]")
+    return output

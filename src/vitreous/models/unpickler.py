@@ -19,8 +19,6 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-__all__ = ["Stub", "unpickle"]
-
 _OLD_MAGIC, _OLD_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 
 _DTYPES = {name: var for name, var in vars(torch).items() if isinstance(var, torch.dtype)}

@@ -213,7 +213,7 @@ def _full_model(model: VisionModel) -> tuple[VisionModel, int]:
     full, first = model.source_model if isinstance(model.source_model, SubModel) else model, 0
     while isinstance(full, SubModel):
         first += full.first
-        full = full.whole
+        full = full.inner
     return full, first
 
 

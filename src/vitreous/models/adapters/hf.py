@@ -1,39 +1,32 @@
-"""Loading Hugging Face models from a repository or a folder, and what lies beside their weights.
+"""Hugging Face transformers: names, weights, and what lies beside them in a repository or a folder.
 
-Nothing that lies in a repository is ever run: ``trust_remote_code`` is always off.
-
-Hugging Face transformers: names, classes and what they come with. The package is imported when a model is loaded.
-
-The views are in ``vit.py``, ``swin.py`` and ``clip.py``; they are found by the name of the model's class, so
-that looking at a model of another library imports neither them nor transformers. What a repository holds beside the
-weights (preprocessing, tokenizer) is remembered for the module it was loaded with.
+The package is imported when a model is loaded. Adapters (``hf_vit``) are found by the name of the model's class, so
+that wrapping a model of another library imports neither them nor transformers. Nothing that lies in a repository is
+ever run: ``trust_remote_code`` is always off. What it holds beside the weights (preprocessing, tokenizer) is remembered
+for the module it was loaded with.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from PIL import Image
 from torch import nn
 
 from vitreous.errors import ModelError, UnknownError, VitreousWarning, one_line
-from vitreous.models.adapters.hf_vit import pair
+from vitreous.models.adapters import read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import Checkpoint, classes_in, fit
+from vitreous.models.checkpoints import fit
+from vitreous.models.preprocess import FILTERS, Preprocess, crop_ratio, match
 from vitreous.models.registry import ModelInfo, reachable
-from vitreous.models.transforms import preprocess_of
-
-__all__ = [
-    "ADAPTER",
-    "HFAdapter",
-    "load",
-    "preprocess_of",
-]
 
 _MODEL_CLASSES = {
     "vit": ("ViTForImageClassification",),
@@ -48,39 +41,6 @@ _MODEL_CLASSES = {
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier")
 _T = TypeVar("_T")
-
-
-def load(
-    name: str,
-    pretrained: bool | None,
-    checkpoint: str | Path | None,
-    num_classes: int | None,
-    img_size: int | tuple[int, int] | None,
-    build: dict[str, Any],
-) -> tuple[Any, dict[str, Any]]:
-    """Return the model called ``name`` and what lay beside it: preprocessing, tokenizer."""
-    transformers = _transformers(name)
-    source = _source(name)
-    if pretrained is None:
-        pretrained = checkpoint is None
-    safe = {"trust_remote_code": False}  # said aloud, for left unsaid transformers asks on the terminal
-    config = _asked(name, lambda: transformers.AutoConfig.from_pretrained(source, **safe))
-    kind = _class(transformers, name, config)
-    zero_shot = kind.__name__ in ("CLIPModel", "SiglipModel")
-    if zero_shot and num_classes is not None:
-        raise ModelError(f"hf/{name} is a zero-shot model: its classes are prompts=[…], not num_classes={num_classes}")
-    found = None if checkpoint is None else Checkpoint.read(checkpoint)
-    if found is not None and num_classes is None and not zero_shot:
-        num_classes = classes_in(found.tensors)
-    config = _configured(name, config, num_classes, None if pretrained and config.model_type != "swin" else img_size)
-    if pretrained and found is None:
-        model = _weighted(name, kind, source, config, num_classes, build)
-    else:
-        model = _built(name, kind, config, build)
-        if found is not None:
-            fit(model, found)
-    facts = _beside(transformers, name, source, zero_shot, img_size, quiet=not pretrained)
-    return model.eval(), {**facts, **({} if img_size is None else {"img_size": img_size})}
 
 
 # -- building ------------------------------------------------------------------------------------------
@@ -112,11 +72,10 @@ def _source(name: str) -> str:
 
 
 def _class(transformers: Any, name: str, config: Any) -> Any:
-    known = _MODEL_CLASSES.get(config.model_type)
-    if known is None:
+    kinds = _MODEL_CLASSES.get(config.model_type)
+    if kinds is None:
         raise ModelError(f"hf/{name} is of type {config.model_type!r}; supported: {', '.join(_MODEL_CLASSES)}")
-    asked = [each for each in known if each in (config.architectures or ())]
-    return getattr(transformers, asked[0] if asked else known[0])
+    return getattr(transformers, next((kind for kind in kinds if kind in (config.architectures or ())), kinds[0]))
 
 
 def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) -> Any:
@@ -127,7 +86,7 @@ def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) 
             config.num_labels = num_classes
     if img_size is not None:
         vision = getattr(config, "vision_config", config)
-        height, width = pair(img_size)
+        height, width = size_pair(img_size)
         vision.image_size = height if height == width else (height, width)
     return config
 
@@ -135,31 +94,29 @@ def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) 
 def _weighted(name: str, kind: Any, source: str, config: Any, num_classes: int | None, build: dict[str, Any]) -> Any:
     """Fetch the weights; a head that they lack is only left untrained for a new number of classes."""
     options = {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": num_classes is not None}
-    model, told = _asked(name, lambda: kind.from_pretrained(source, **options, **build))
-    missing = [key for key in told["missing_keys"] if num_classes is None or key.split(".")[0] not in _HEADS]
+    model, info = _call(name, lambda: kind.from_pretrained(source, **options, **build))
+    missing = [key for key in info["missing_keys"] if num_classes is None or key.split(".")[0] not in _HEADS]
     if missing:
         head = any(key.split(".")[0] in _HEADS for key in missing)
-        what = "no classifier" if head else f"no {missing[0]}"
-        advice = "; give num_classes= for an untrained one" if head else ""
-        raise ModelError(f"the weights of hf/{name} hold {what}{advice}")
+        text = "classifier; give num_classes= for an untrained one" if head else missing[0]
+        raise ModelError(f"the weights of hf/{name} hold no {text}")
     return model.float()  # half-precision files too: dtype= says what is wanted
 
 
 def _built(name: str, kind: Any, config: Any, build: dict[str, Any]) -> Any:
-    options = dict(build)
-    kept = {"attn_implementation": options.pop("attn_implementation")} if "attn_implementation" in options else {}
-    for key, value in options.items():
+    attention = {key: value for key, value in build.items() if key == "attn_implementation"}
+    for key in build.keys() - attention.keys():
         if not hasattr(config, key):
             raise ModelError(f"could not build hf/{name}: its configuration has no {key!r}")
-        setattr(config, key, value)
-    return _asked(name, lambda: kind._from_config(config, **kept).float())
+        setattr(config, key, build[key])
+    return _call(name, lambda: kind._from_config(config, **attention).float())
 
 
-def _asked(name: str, ask: Callable[[], _T]) -> _T:
-    """Return what transformers answers; its errors become one line, and its bars and tables are not shown."""
+def _call(name: str, function: Callable[[], _T]) -> _T:
+    """Call transformers; its errors become one line, and its bars and tables are not shown."""
     try:
         with _quiet():
-            return ask()
+            return function()
     except Exception as error:
         raise ModelError(f"could not load hf/{name} ({_first_line(error)[:200]})") from error
 
@@ -189,9 +146,9 @@ def _quiet() -> Iterator[None]:
 def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size: Any, quiet: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     try:
-        facts["preprocess"] = preprocess_of(
+        facts["preprocess"] = from_processor(
             transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False),
-            None if img_size is None else pair(img_size),
+            None if img_size is None else size_pair(img_size),
         )
     except Exception as error:
         if not quiet:
@@ -199,7 +156,7 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
             warnings.warn(
                 f"hf/{name}: no image processor was found, the usual preprocessing is taken ({reason})",
                 VitreousWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
     if zero_shot:
         with suppress(Exception):  # only prompts need a tokenizer, and they say so
@@ -207,30 +164,30 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
     return facts
 
 
-_VIEWS = {
-    "ViTForImageClassification": "hf_vit:HFViT",
-    "DeiTForImageClassification": "hf_vit:HFViT",
-    "DeiTForImageClassificationWithTeacher": "hf_vit:HFViT",
-    "Dinov2ForImageClassification": "hf_vit:HFDinov2",
-    "Dinov2WithRegistersForImageClassification": "hf_vit:HFDinov2",
-    "SwinForImageClassification": "hf_vit:HFSwin",
-    "CLIPModel": "hf_clip:HFZeroShot",
-    "SiglipModel": "hf_clip:HFZeroShot",
-    "CLIPForImageClassification": "hf_clip:HFTower",
-    "SiglipForImageClassification": "hf_clip:HFTower",
+_ADAPTERS = {
+    "ViTForImageClassification": "HFViT",
+    "DeiTForImageClassification": "HFViT",
+    "DeiTForImageClassificationWithTeacher": "HFViT",
+    "Dinov2ForImageClassification": "HFDinov2",
+    "Dinov2WithRegistersForImageClassification": "HFDinov2",
+    "SwinForImageClassification": "HFSwin",
+    "CLIPModel": "HFZeroShot",
+    "SiglipModel": "HFZeroShot",
+    "CLIPForImageClassification": "HFTower",
+    "SiglipForImageClassification": "HFTower",
 }
-"""Where the view of each class of model lives."""
+"""Where the adapter of each class of model is."""
 
 _TOWERS = {
-    "ViTModel": "hf_vit:HFViT",
-    "DeiTModel": "hf_vit:HFViT",
-    "Dinov2Model": "hf_vit:HFDinov2",
-    "Dinov2WithRegistersModel": "hf_vit:HFDinov2",
-    "SwinModel": "hf_vit:HFSwin",
+    "ViTModel": "HFViT",
+    "DeiTModel": "HFViT",
+    "Dinov2Model": "HFDinov2",
+    "Dinov2WithRegistersModel": "HFDinov2",
+    "SwinModel": "HFSwin",
 }
 """The same without a head: what other models are built around."""
 
-_KNOWN = {
+_REPOSITORIES = {
     "google/vit-base-patch16-224": 224,
     "google/vit-base-patch16-384": 384,
     "google/vit-base-patch32-384": 384,
@@ -266,11 +223,75 @@ _KNOWN = {
 _CLASSES = frozenset({"prompts", "text_embeds"})
 """How the classes of a zero-shot model are given."""
 
+
+@dataclass(frozen=True)
+class _Processed:
+    """An image processor as a function of one image; unlike a lambda it can be pickled."""
+
+    processor: Any
+
+    def __call__(self, photo: Image.Image) -> Any:
+        return self.processor(photo, return_tensors="pt")
+
+
+def from_processor(processor: Any, size: tuple[int, int] | None = None) -> Preprocess:
+    """Return what an image processor of transformers does, or what it would do for another input size.
+
+    The share of the image that is cut out stays the same. Where the aspect ratio is kept, a processor can only make a
+    square; another shape is cut as a ``Preprocess`` does.
+    """
+    data = None
+    with suppress(ModelError):  # what cannot be written as data is used as it is
+        data = _data_of_processor(processor)
+    if data is not None and size is not None and size != data.size:
+        data = replace(data, size=size)
+        height, width = (math.floor(side / data.crop) for side in size)
+        if data.mode == "center" and height != width:
+            return data
+        sides = {"shortest_edge": height} if data.mode == "center" else {"height": height, "width": width}
+        settings = {**processor.to_dict(), "size": sides, "crop_size": {"height": size[0], "width": size[1]}}
+        processor = type(processor).from_dict(settings)
+    return match(_Processed(processor), data)
+
+
+def _data_of_processor(processor: Any) -> Preprocess:
+    """Read an image processor as data.
+
+    A size of two sides squashes, the shortest edge keeps the aspect ratio; a centre crop of ``c`` out of ``s`` pixels
+    is a crop of ``c / s``.
+    """
+    name, size = type(processor).__name__, getattr(processor, "size", None)
+    height, width, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
+    if height is not None and width is not None:
+        mode, resized = "squash", (height, width)
+    elif short is not None:
+        mode, resized = "center", (short, short)
+    else:
+        raise ModelError(f"{name} resizes to {size}, which is no fixed size")
+    crops = [_side(getattr(processor, "crop_size", None), key) for key in ("height", "width")]
+    is_cropped = bool(getattr(processor, "do_center_crop", False)) and None not in crops
+    cropped = (int(crops[0] or 0), int(crops[1] or 0)) if is_cropped else resized
+    crop = crop_ratio(cropped[0], resized[0])
+    if math.floor(cropped[1] / crop) != resized[1]:
+        raise ModelError(f"{name} crops {resized} to {cropped}, each side by another ratio")
+    resample, is_normalized = int(getattr(processor, "resample", 2)), getattr(processor, "do_normalize", True)
+    names = {int(number): interpolation for interpolation, number in FILTERS.items()}
+    if resample not in names:
+        raise ModelError(f"{name} resizes with filter {resample}, which is not supported")
+    mean, std = (processor.image_mean, processor.image_std) if is_normalized else ((0.0,) * 3, (1.0,) * 3)
+    return Preprocess(cropped, tuple(map(float, mean)), tuple(map(float, std)), names[resample], crop, mode)
+
+
+def _side(size: Any, key: str) -> int | None:
+    side = size if isinstance(size, int) else size.get(key) if isinstance(size, dict) else getattr(size, key, None)
+    return None if side is None else int(side)
+
+
 _remembered: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 class HFAdapter:
-    """Names, weights and views of the family."""
+    """Names and weights of the family."""
 
     prefix = "hf"
 
@@ -278,19 +299,19 @@ class HFAdapter:
         return any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
 
     def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
-        """Look at a model of transformers; a zero-shot model also takes ``prompts=``, ``tokenizer=``, ``text_embeds=``.
+        """Wrap a model of transformers; a zero-shot model also takes ``prompts=``, ``tokenizer=``, ``text_embeds=``.
 
         What was loaded with the module is used where nothing else is said.
         """
-        given = {name: fact for name, fact in facts.items() if fact is not None}
-        known = dict(_remembered.get(module, {}))
-        if given.keys() & _CLASSES:  # instead of those it was loaded with
-            known = {name: fact for name, fact in known.items() if name not in _CLASSES}
-        known.update(given)
-        asked = sorted(known.keys() & _CLASSES)
-        if asked and not hasattr(module, "logit_scale"):
-            raise ModelError(f"{type(module).__name__} has classes of its own; {asked[0]}= is for zero-shot models")
-        return _view_class(module, bool(given.get("headless")))(module, **known)  # type: ignore[no-any-return]
+        facts = {name: fact for name, fact in facts.items() if fact is not None}
+        loaded = _remembered.get(module, {})
+        if facts.keys() & _CLASSES:  # instead of those it was loaded with
+            loaded = {name: fact for name, fact in loaded.items() if name not in _CLASSES}
+        facts = {**loaded, **facts}
+        classes = sorted(facts.keys() & _CLASSES)
+        if classes and not hasattr(module, "logit_scale"):
+            raise ModelError(f"{type(module).__name__} has classes of its own; {classes[0]}= is for zero-shot models")
+        return _adapter_of(module, bool(facts.get("headless")))(module, **facts)  # type: ignore[no-any-return]
 
     def load(
         self,
@@ -310,24 +331,40 @@ class HFAdapter:
         configuration alone. ``prompts`` or ``text_embeds`` are the classes of a zero-shot model. Other options go to
         the configuration.
         """
-
-        model, facts = load(name, pretrained, checkpoint, num_classes, img_size, build)
-        classes = {"prompts": prompts, "text_embeds": text_embeds}
-        _remembered[model] = {**facts, **{key: value for key, value in classes.items() if value is not None}}
-        return model  # type: ignore[no-any-return]
+        transformers, source = _transformers(name), _source(name)
+        pretrained = checkpoint is None if pretrained is None else pretrained
+        safe = {"trust_remote_code": False}  # said aloud, for left unsaid transformers asks on the terminal
+        config = _call(name, lambda: transformers.AutoConfig.from_pretrained(source, **safe))
+        kind = _class(transformers, name, config)
+        is_zero_shot = kind.__name__ in ("CLIPModel", "SiglipModel")
+        if is_zero_shot and num_classes is not None:
+            text = f"its classes are prompts=[…], not num_classes={num_classes}"
+            raise ModelError(f"hf/{name} is a zero-shot model: {text}")
+        weights, classes = read_checkpoint(checkpoint, num_classes)
+        classes = None if is_zero_shot else classes
+        config = _configured(name, config, classes, None if pretrained and config.model_type != "swin" else img_size)
+        if pretrained and weights is None:
+            model = _weighted(name, kind, source, config, classes, build)
+        else:
+            model = _built(name, kind, config, build)
+        if weights is not None:
+            fit(model, weights)
+        facts = _beside(transformers, name, source, is_zero_shot, img_size, quiet=not pretrained)
+        facts |= {"img_size": img_size, "prompts": prompts, "text_embeds": text_embeds}
+        _remembered[model] = {key: value for key, value in facts.items() if value is not None}
+        return model.eval()  # type: ignore[no-any-return]
 
     def models(self) -> Iterable[ModelInfo]:
-        return tuple(ModelInfo(f"hf/{repo}", "hf", size, ()) for repo, size in _KNOWN.items())
+        return tuple(ModelInfo(f"hf/{repo}", "hf", size, ()) for repo, size in _REPOSITORIES.items())
 
 
 ADAPTER = HFAdapter()
 
 
-def _view_class(module: nn.Module, headless: bool) -> Any:
-    """Return the view for the class of a model, or for the class of transformers that it extends."""
-    known = _VIEWS | (_TOWERS if headless else {})
+def _adapter_of(module: nn.Module, headless: bool) -> Any:
+    """Return the ``VisionModel`` for the class of a model, or for the class of transformers that it extends."""
+    names = _ADAPTERS | (_TOWERS if headless else {})
     for kind in type(module).__mro__:
-        if kind.__module__.startswith("transformers.") and kind.__name__ in known:
-            home, _, name = known[kind.__name__].partition(":")
-            return getattr(importlib.import_module(f"vitreous.models.adapters.{home}"), name)
-    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_VIEWS)}")
+        if kind.__module__.startswith("transformers.") and kind.__name__ in names:
+            return getattr(importlib.import_module("vitreous.models.adapters.hf_vit"), names[kind.__name__])
+    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_ADAPTERS)}")

@@ -1,50 +1,35 @@
-"""What the views of Hugging Face models share: blocks, places inside them, sizes, labels, kinds of attention.
+"""Hugging Face's vision models: ViT, DeiT, DINOv2, Swin, and CLIP and SigLIP, zero-shot or with a classifier.
 
-A layer of transformers returns a tensor or a tuple, and its parts have moved between versions; a place is therefore a
-list of paths, of which the first that exists is meant.
-
-Hugging Face's plain vision transformers: ViT, DeiT (also distilled), DINOv2 (also with registers).
-
-Hugging Face's Swin: windowed attention on grids that are halved from stage to stage.
-
-Blocks have one flat index over all stages. The patch merging belongs to the last block of the stage before, so that
-the input of block ``l`` lies on ``grid(layer=l)``.
+A layer of transformers returns a tensor or a tuple, and its parts have moved between versions; a hook point is
+therefore a list of paths, of which the first that exists is meant.
 """
 
 from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import HeadError, ModelError
+from vitreous.errors import ModelError
+from vitreous.models.adapters import StagedModel, count_classes, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.class_names import check_count
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
+from vitreous.models.shared_copy import copy_structure
 from vitreous.models.structure import Weights, Windows, shifted_windows
-
-__all__ = [
-    "HALVES",
-    "HFDinov2",
-    "HFSwin",
-    "HFViT",
-    "HFModel",
-    "IMAGENET",
-    "first",
-    "pair",
-    "part",
-]
 
 HALVES = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear", crop=1.0, mode="squash")
 """What ViT's image processor does unless told otherwise."""
 
 IMAGENET = Preprocess(interpolation="bicubic", crop=1.0, mode="squash")
+
+CLIP = Preprocess(mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), crop=1.0)
+"""What CLIP's image processor does unless told otherwise."""
 
 _OBSERVED = (None, "sdpa", "eager")
 """The kinds of attention that the override protocol sees."""
@@ -55,20 +40,14 @@ def first(output: Any) -> Any:
     return output if isinstance(output, Tensor) else output[0]
 
 
-def pair(size: Any) -> tuple[int, int]:
-    """Return height and width of a size that a configuration gives as one number or as two."""
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
-
-
 def part(module: Any, *paths: str) -> Any:
     """Return the first of these dotted paths that exists in a module."""
     for path in paths:
-        found = module
+        value = module
         for name in path.split("."):
-            found = getattr(found, name, None)
-        if found is not None:
-            return found
+            value = getattr(value, name, None)
+        if value is not None:
+            return value
     raise ModelError(f"{type(module).__name__} has none of {', '.join(paths)}; this version of it is not known")
 
 
@@ -85,7 +64,8 @@ class HFModel(VisionModel):
     usual: ClassVar[Preprocess] = HALVES
     any_size: ClassVar[bool] = False
     """Whether the model takes images of any size, patch by patch, without being told."""
-    places: ClassVar[Mapping[str, tuple[str, ...]]]
+    paths: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Of the modules at hook points."""
 
     def __init__(
         self,
@@ -102,19 +82,18 @@ class HFModel(VisionModel):
         self.tower = self._tower()
         self._refuse_unseen_attention()
         config = self.tower.config
-        self._own_size, self.patch = pair(config.image_size), pair(config.patch_size)
+        self._own_size, self.patch = size_pair(config.image_size), size_pair(config.patch_size)
         self.preprocess = preprocess or replace(self.usual, size=self._own_size)
-        if img_size is not None and self.preprocess.size != pair(img_size):
-            self.preprocess = replace(self.preprocess, size=pair(img_size))
+        if img_size is not None and self.preprocess.size != size_pair(img_size):
+            self.preprocess = replace(self.preprocess, size=size_pair(img_size))
         self.blocks = self._blocks()
         self.depth = len(self.blocks)
         self._unused = _required(self.blocks[0]) - 1
         self.embed_dim, self.num_heads = self._width_and_heads(config)
         self.num_prefix_tokens, kind = self._reading()
         self.pooling = Pooling(kind, self.num_prefix_tokens)
-        self.num_classes = 0 if headless else self._classes()
-        self.class_names = class_names or self._labels(self.num_classes or len(self.module.config.id2label or {}))
-        check_count(self.name, class_names, self.num_classes)
+        count = 0 if headless else self._count_classes()
+        self._set_classes(count, class_names, self._names(count or len(self.module.config.id2label or {})))
         if 0 in self.grid():
             raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self.patch}")
 
@@ -138,23 +117,18 @@ class HFModel(VisionModel):
         """Return the linear classifiers."""
         return [getattr(self.module, "classifier", None)]
 
-    def _classes(self) -> int:
-        heads = self._heads()
-        if any(head is None or isinstance(head, nn.Identity) for head in heads):
-            raise ModelError(f"{self.name} has no classifier; give num_classes= and a checkpoint with a head")
-        if not all(type(head) is nn.Linear for head in heads):
-            raise HeadError(f"{self.name} has a head of its own, {type(heads[0]).__name__}")
-        return int(heads[0].out_features)
+    def _count_classes(self) -> int:
+        return count_classes(self.name, *self._heads())
 
     def get_block(self, layer: int) -> nn.Module:
         return self.blocks[layer]  # type: ignore[no-any-return]
 
-    def _labels(self, classes: int) -> list[str] | None:
+    def _names(self, count: int) -> list[str] | None:
         """Return the class names of the configuration; ``LABEL_0`` and its like are none."""
-        named = {int(index): str(label) for index, label in (self.module.config.id2label or {}).items()}
-        class_names = [named.get(index, "") for index in range(classes)]
-        numbered = all(label in ("", f"LABEL_{index}", str(index)) for index, label in enumerate(class_names))
-        return None if numbered else class_names
+        by_index = {int(index): str(label) for index, label in (self.module.config.id2label or {}).items()}
+        names = [by_index.get(index, "") for index in range(count)]
+        is_numbered = all(name in ("", f"LABEL_{index}", str(index)) for index, name in enumerate(names))
+        return None if is_numbered else names
 
     def _refuse_unseen_attention(self) -> None:
         """Flash, flex and paged attention are kernels that torch's override protocol does not see."""
@@ -188,7 +162,7 @@ class HFModel(VisionModel):
         return height // self.patch[0], width // self.patch[1]
 
     def _hook_point(self, layer: int, name: str) -> nn.Module:
-        return part(self.blocks[layer], *self.places[name])  # type: ignore[no-any-return]
+        return part(self.blocks[layer], *self.paths[name])  # type: ignore[no-any-return]
 
     def weights(self, layer: int) -> Weights:
         block = self.blocks[layer]
@@ -197,21 +171,16 @@ class HFModel(VisionModel):
         norms = [self.hook_point(layer, name) for name in ("norm1", "norm2")]
         return Weights.of(norms[0], projection, norms[1], scales=(scales[0], scales[1]))
 
-    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        if layer is None:
-            return {"attention": 0, "norm": 1, "activation": 0}
-        return {"attention": 1, "norm": 2, "activation": 1}
-
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
         self._refuse_unseen_attention()  # it can be changed at any time
-        size, given = self.preprocess.size, tuple(inputs.shape[-2:])
-        if given not in (size, self._own_size) and not self.any_size:
-            raise ModelError(f"{self.name} takes images [B, 3, {size[0]}, {size[1]}], got {list(inputs.shape)}")
-        if any(side < patch for side, patch in zip(given, self.patch, strict=True)):
-            raise ModelError(f"{self.name}: an image of {given} holds no patch of {self.patch}")
-        if self.any_size and any(side % patch for side, patch in zip(given, self.patch, strict=True)):
-            raise ModelError(f"{self.name}: an image of {given} cannot be cut into patches of {self.patch}")
+        size = tuple(inputs.shape[-2:])
+        if size not in (self.preprocess.size, self._own_size) and not self.any_size:
+            self._refuse_size(inputs)
+        if any(side < patch for side, patch in zip(size, self.patch, strict=True)):
+            raise ModelError(f"{self.name}: an image of {size} holds no patch of {self.patch}")
+        if self.any_size and any(side % patch for side, patch in zip(size, self.patch, strict=True)):
+            raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {self.patch}")
 
 
 def _required(block: nn.Module) -> int:
@@ -227,7 +196,7 @@ class HFViT(HFModel):
     two heads.
     """
 
-    places: ClassVar = {
+    paths: ClassVar = {
         "norm1": ("layernorm_before",),
         "attn": ("attention",),
         "norm2": ("layernorm_after",),
@@ -262,7 +231,7 @@ class HFDinov2(HFModel):
 
     usual = IMAGENET
     any_size = True
-    places: ClassVar = {"norm1": ("norm1",), "attn": ("layer_scale1",), "norm2": ("norm2",), "mlp": ("layer_scale2",)}
+    paths: ClassVar = {"norm1": ("norm1",), "attn": ("layer_scale1",), "norm2": ("norm2",), "mlp": ("layer_scale2",)}
 
     def _reading(self) -> tuple[int, str]:
         registers = getattr(self.tower.embeddings, "register_tokens", None)
@@ -276,13 +245,12 @@ class HFDinov2(HFModel):
         read = torch.cat([tokens[:, 0], tokens[:, self._averaged :].mean(dim=1)], dim=1)
         return self.module.classifier(read)  # type: ignore[no-any-return]
 
-    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        if layer is None or not self.tower.config.use_swiglu_ffn:
-            return super().operation_counts(layer)
-        return {"attention": 1, "norm": 2, "activation": 0, "gate": 1}
+    @property
+    def has_gated_mlp(self) -> bool:  # type: ignore[override]
+        return bool(self.tower.config.use_swiglu_ffn)
 
 
-class HFSwin(HFModel):
+class HFSwin(HFModel, StagedModel):
     """``SwinForImageClassification``: the mean over the last grid, after a norm.
 
     The size of the images is that of ``preprocess``: windows reach over the whole grid and the tokens of a later
@@ -290,10 +258,8 @@ class HFSwin(HFModel):
     """
 
     usual = IMAGENET
-    attention = "windowed"
-    can_drop_tokens = False
     cam_point = "norm2"
-    places: ClassVar = {
+    paths: ClassVar = {
         "norm1": ("layernorm_before",),
         "attn": ("drop_path",),  # where the windows have been put together again
         "norm2": ("layernorm_after",),
@@ -302,15 +268,9 @@ class HFSwin(HFModel):
 
     def _blocks(self) -> list[Any]:
         stages = self.tower.encoder.layers
-        blocks, ends, self._merging = [], [], {}
-        for stage in stages:
-            blocks.extend(stage.blocks)
-            ends.append(len(blocks))
-            if stage.downsample is not None:
-                self._merging[len(blocks) - 1] = stage.downsample
-        self.stages = tuple(range(start, stop) for start, stop in zip([0, *ends], ends, strict=False))
+        self._set_stages(len(stage.blocks) for stage in stages)
         self._refuse_padding()
-        return blocks
+        return [block for stage in stages for block in stage.blocks]
 
     def _refuse_padding(self) -> None:
         """The model pads what is no whole patch; a grid below the window would leave it without position biases."""
@@ -335,21 +295,19 @@ class HFSwin(HFModel):
         return first(self.tower.embeddings(inputs, interpolate_pos_encoding=interpolated))  # type: ignore[no-any-return]
 
     def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        grid = self.grid(layer=layer)
+        grid, stage = self.grid(layer=layer), self.tower.encoder.layers[self._stage(layer)]
         tokens = first(self.blocks[layer](tokens, grid))
-        merging = self._merging.get(layer)
-        return tokens if merging is None else merging(tokens, grid)
+        return stage.downsample(tokens, grid) if self._ends_stage(layer) else tokens  # type: ignore[no-any-return]
 
     def forward_head(self, tokens: Tensor) -> Tensor:
         pooled = self.tower.pooler(self.tower.layernorm(tokens).transpose(1, 2))
         return self.module.classifier(pooled.flatten(1))  # type: ignore[no-any-return]
 
+    def _patch_grid(self, inputs: Tensor | None) -> tuple[int, int]:
+        return HFModel.grid(self, inputs)
+
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        height, width = super().grid(inputs)
-        for stage in self.stages:
-            if layer >= stage.stop:
-                height, width = (height + 1) // 2, (width + 1) // 2
-        return height, width
+        return StagedModel.grid(self, inputs, layer)
 
     def windows(self, layer: int) -> Windows:
         block, grid = self.blocks[layer], self.grid(layer=layer)
@@ -359,13 +317,139 @@ class HFSwin(HFModel):
     def embed_dim_at(self, layer: int) -> int:
         return int(self.blocks[layer].layernorm_before.normalized_shape[0])
 
-    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        if layer is None:
-            return super().operation_counts(layer)
-        return {"attention": 1, "norm": 3 if layer in self._merging else 2, "activation": 1}
-
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
         if tuple(inputs.shape[-2:]) != self.preprocess.size:
-            height, width = self.preprocess.size
-            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")
+            self._refuse_size(inputs)
+
+
+class HFTower(HFModel):
+    """``CLIPForImageClassification`` and ``SiglipForImageClassification``: a linear head on the mean of the patches.
+
+    CLIP's mean is taken before the last norm, which has no part in it; SigLIP's after it.
+    """
+
+    paths: ClassVar = {"norm1": ("layer_norm1",), "attn": ("self_attn",), "norm2": ("layer_norm2",), "mlp": ("mlp",)}
+
+    def _tower(self) -> Any:
+        self._siglip = not hasattr(self.module.vision_model, "pre_layrnorm")
+        self.usual = HALVES if self._siglip else CLIP  # type: ignore[misc]
+        return self.module.vision_model
+
+    def _reading(self) -> tuple[int, str]:
+        return 0 if self._siglip else 1, "avg"
+
+    def _refuse_unseen_attention(self) -> None:
+        super()._refuse_unseen_attention()
+        attention = self.tower.encoder.layers[0].self_attn
+        if hasattr(attention, "_shape") and self.tower.config._attn_implementation == "eager":
+            raise ModelError(
+                f"{self.name}: the written-out attention of this old transformers has no axis for its heads; "
+                'load it with attn_implementation="sdpa"'
+            )
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        tokens = super().embed(inputs)
+        return tokens if self._siglip else self.tower.pre_layrnorm(tokens)
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        if self._siglip:
+            tokens = self.tower.post_layernorm(tokens)
+        return self.module.classifier(tokens[:, self.num_prefix_tokens :].mean(dim=1))  # type: ignore[no-any-return]
+
+
+class HFZeroShot(HFTower):
+    """``CLIPModel`` and ``SiglipModel``, whose classes are prompts.
+
+    Zero-shot logits are ``exp(scale) cos(image, text) (+ bias)``. The text tower runs once, when the model is wrapped.
+    Classes are ``prompts`` with their ``tokenizer`` (known if the model was loaded by name), which are their own names,
+    or ``text_embeds [classes, width]`` from elsewhere with ``class_names``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str | None = None,
+        class_names: list[str] | None = None,
+        preprocess: Preprocess | None = None,
+        img_size: int | tuple[int, int] | None = None,
+        prompts: Sequence[str] | None = None,
+        tokenizer: Any = None,
+        text_embeds: Tensor | None = None,
+    ) -> None:
+        self._classes = prompts, tokenizer, text_embeds
+        super().__init__(model, name, class_names, preprocess, img_size)
+        del self._classes
+
+    def _reading(self) -> tuple[int, str]:
+        if not self._siglip:
+            return 1, "token"
+        if not getattr(self.tower, "use_head", True):
+            raise ModelError(f"{self.name} has no pooling head, so that images and prompts cannot be compared")
+        return 0, "map"
+
+    def _count_classes(self) -> int:
+        prompts, tokenizer, text = self._classes
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        self._prompts = None if prompts is None else [str(prompt) for prompt in prompts]
+        if text is None:
+            text = self._read(self._prompts, tokenizer)
+        if not isinstance(text, Tensor) or text.ndim != 2 or not len(text) or not torch.isfinite(text).all():
+            raise ModelError(f"{self.name}: text_embeds must be finite numbers [classes, width]")
+        if text.shape[1] != self._text_width:
+            raise ModelError(f"{self.name}: text_embeds are {text.shape[1]} wide, images {self._text_width}")
+        text = text.detach().to(self.device, self.dtype)
+        self.text = text / text.norm(p=2, dim=-1, keepdim=True)
+        return len(text)
+
+    @property
+    def _text_width(self) -> int:
+        return int(self.embed_dim if self._siglip else self.module.visual_projection.out_features)
+
+    def _names(self, count: int) -> list[str] | None:
+        return self._prompts
+
+    def _read(self, prompts: list[str] | None, tokenizer: Any) -> Tensor:
+        """Run the text tower; SigLIP was trained on prompts padded to their full length, without a mask."""
+        if not prompts:
+            raise ModelError(
+                f"{self.name} has no classes of its own; give prompts=[…], or text_embeds= with class_names="
+            )
+        if tokenizer is None:
+            raise ModelError(f"{self.name} needs tokenizer= to read prompts (or load it by name), or text_embeds=")
+        longest = self.module.text_model.config.max_position_embeddings
+        if self._siglip:
+            words = tokenizer(prompts, padding="max_length", max_length=longest, return_tensors="pt")
+            words = {"input_ids": words["input_ids"]}
+        else:
+            words = tokenizer(prompts, padding=True, return_tensors="pt")
+            words = {key: words[key] for key in ("input_ids", "attention_mask")}
+        if words["input_ids"].shape[1] > longest:
+            raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            encoded = copy_structure(self.module).get_text_features(
+                **{key: value.to(self.device) for key, value in words.items()}
+            )
+        return encoded if isinstance(encoded, Tensor) else encoded.pooler_output
+
+    # -- the head --------------------------------------------------------------------------------------
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        if self._siglip:
+            image = self.tower.head(self.tower.post_layernorm(tokens))
+        else:
+            image = self.module.visual_projection(self.tower.post_layernorm(tokens[:, 0, :]))
+        return self._compare(image)
+
+    def get_pooling_module(self) -> nn.Module | None:
+        return self.tower.head if self._siglip else None
+
+    def reference_forward(self, inputs: Tensor) -> Tensor:
+        image = self.module.get_image_features(pixel_values=inputs, **self._interpolated(inputs))
+        return self._compare(image if isinstance(image, Tensor) else image.pooler_output)
+
+    def _compare(self, image: Tensor) -> Tensor:
+        image = image / image.norm(p=2, dim=-1, keepdim=True)
+        # classes first in the product, as the model has it; images first in all that follows, as rules count on it
+        logits = torch.matmul(self.text.to(image), image.t()).t() * self.module.logit_scale.exp()
+        return logits + self.module.logit_bias if self._siglip else logits  # type: ignore[no-any-return]

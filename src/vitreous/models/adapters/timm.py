@@ -1,21 +1,14 @@
-"""timm's plain ViT family: ViT, DeiT (also distilled), DeiT-III, DINOv2 with registers, CLIP and SigLIP towers.
-
-timm's BEiT family: BEiT and BEiT v2, with relative positions inside the attention.
-
-timm's EVA family: EVA, EVA-02, DINOv3, Perception Encoder and ViTs with rotary positions.
-
-Names and weights of timm's models: one adapter, which gives each module the view of its family.
-"""
+"""timm: names and weights of all its families, and its vision transformers in one column of blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
+import timm.data
 import torch
 from timm.layers import Attention, AttentionRope, pos_embed_sincos
 from timm.models import beit, eva
@@ -25,24 +18,166 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, nearest
-from vitreous.models.adapters.timm_common import TimmColumn, TimmModel
-from vitreous.models.adapters.timm_hierarchical import TimmConv, TimmSwin, TimmSwinV2
+from vitreous.models.adapters import count_classes, read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import Checkpoint, classes_in, fit
+from vitreous.models.checkpoints import fit
 from vitreous.models.pooling import Pooling
+from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo, reachable
+from vitreous.models.shared_copy import overridden
+from vitreous.models.structure import Weights
 
-__all__ = [
-    "ADAPTER",
-    "TimmAdapter",
-    "TimmBeit",
-    "TimmEva",
-    "TimmViT",
-]
+_SCALES = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}
+"""Where a block keeps LayerScale: a module in some families, a parameter in others."""
+
+
+class TimmModel(VisionModel):
+    """A timm transformer: name, class names and preprocessing are read from its configuration.
+
+    A family is one subclass. It says which classes it takes (``accepts``), in which timm modules their names are listed
+    (``modules``, less those that contain a word of ``left_out``), which blocks it knows (``parts``), and how foreign
+    checkpoints of the family become timm's (``convert``).
+    """
+
+    family = "timm"
+    module: Any  # torch types the attributes of a module as tensors
+    accepts: ClassVar[tuple[type[nn.Module], ...]]
+    modules: ClassVar[tuple[str, ...]]
+    left_out: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[tuple[tuple[type[nn.Module], type[nn.Module]], ...]]
+    """Pairs of block and attention."""
+    parts_in_words: ClassVar[str]
+    convert: ClassVar[Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str | None = None,
+        class_names: list[str] | None = None,
+        preprocess: Preprocess | None = None,
+        headless: bool = False,
+    ) -> None:
+        config = config_of(model)
+        self.module, self.has_known_head = model, not headless
+        self.name = name or f"timm/{config.get('architecture') or type(model).__name__}"
+        self._refuse_unknown_parts()
+        self.depth, self.embed_dim = len(self._blocks), self.module.num_features
+        self.num_heads = max(block.attn.num_heads for block in self._blocks)
+        self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
+        reads_itself = not headless or self.get_pooling_module() is not None
+        self.pooling = self._pooling() if reads_itself else Pooling("avg", self.num_prefix_tokens)
+        heads = () if headless else self.module.get_classifier()
+        count = 0 if headless else count_classes(self.name, *(heads if isinstance(heads, tuple) else (heads,)))
+        self._set_classes(count, class_names, config.get("label_names") or imagenet_names(count))
+        self.preprocess = preprocess or preprocess_of(model, self.module.patch_embed.img_size)
+
+    @property
+    def _blocks(self) -> list[Any]:
+        """The blocks, bottom first."""
+        return list(self.module.blocks)
+
+    def _pooling(self) -> Pooling:
+        return Pooling(self.module.global_pool or "none", self.num_prefix_tokens)
+
+    def get_block(self, layer: int) -> nn.Module:
+        return self._blocks[layer]  # type: ignore[no-any-return]
+
+    def _takes_any_size(self) -> bool:
+        """Whether images of another size than the configured one may come."""
+        return False
+
+    def _refuse_unknown_parts(self) -> None:
+        for layer, block in enumerate(self._blocks):
+            attention = getattr(block, "attn", None)
+            if (type(block), type(attention)) not in self.parts:
+                raise ModelError(
+                    f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
+                    f"only {self.parts_in_words} are supported"
+                )
+        if 0 in self.module.patch_embed.grid_size:
+            size, patch = self.module.patch_embed.img_size, self.module.patch_embed.patch_size
+            raise ModelError(f"{self.name}: an image of {size} holds no patch of {patch}")
+
+    def check_inputs(self, inputs: Tensor) -> None:
+        super().check_inputs(inputs)
+        embed, size = self.module.patch_embed, tuple(inputs.shape[-2:])
+        expected = tuple(embed.img_size or self.preprocess.size)
+        if size != expected and not self._takes_any_size():
+            height, width = expected
+            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")
+        if any(side % patch for side, patch in zip(size, embed.patch_size, strict=True)) and not embed.dynamic_img_pad:
+            raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {embed.patch_size}")
+
+
+def config_of(model: nn.Module) -> Mapping[str, Any]:
+    """Return what timm notes beside a model."""
+    config: Any = getattr(model, "pretrained_cfg", None)
+    return config or {}
+
+
+def preprocess_of(model: nn.Module, size: Any) -> Preprocess:
+    """Return the preprocessing that timm notes beside a model, for inputs of some size."""
+    return Preprocess.from_timm(timm.data.resolve_model_data_config(model), size)
+
+
+@cache
+def imagenet_names(classes: int) -> list[str] | None:
+    """Return the class names of the part of ImageNet that has so many classes."""
+    subset = timm.data.infer_imagenet_subset({"num_classes": classes})
+    return list(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None
+
+
+class TimmColumn(TimmModel):
+    """A timm model whose blocks stand in one column and see all tokens: ViT, BEiT, EVA."""
+
+    parts_in_words = "pre-norm blocks with plain attention"
+
+    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        return self.module.blocks[layer](tokens)  # type: ignore[no-any-return]
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        return self.module.forward_head(self.module.norm(tokens))  # type: ignore[no-any-return]
+
+    def get_pooling_module(self) -> nn.Module | None:
+        return getattr(self.module, "attn_pool", None)
+
+    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
+        height, width = self.module.patch_embed.grid_size
+        return int(height), int(width)
+
+    @property
+    def unavailable_points(self) -> Mapping[str, str]:  # type: ignore[override]
+        block = self.module.blocks[0]
+        hidden = [name for name, (_, parameter) in _SCALES.items() if getattr(block, parameter, None) is not None]
+        return dict.fromkeys(hidden, "its LayerScale is a parameter, not a module")
+
+    @property
+    def has_gated_mlp(self) -> bool:  # type: ignore[override]
+        mlp = self.module.blocks[0].mlp
+        return hasattr(mlp, "gate_last") or hasattr(mlp, "fc1_g")
+
+    def _hook_point(self, layer: int, name: str) -> nn.Module:
+        block = self.module.blocks[layer]
+        scale = getattr(block, _SCALES[name][0], None) if name in _SCALES else None
+        return getattr(block, name) if scale is None or isinstance(scale, nn.Identity) else scale  # type: ignore[no-any-return]
+
+    def branch(self, layer: int, name: str) -> tuple[nn.Module, Tensor | None]:
+        if name not in self.unavailable_points:
+            return super().branch(layer, name)
+        block = self.module.blocks[layer]
+        return getattr(block, name), getattr(block, _SCALES[name][1])
+
+    def weights(self, layer: int) -> Weights:
+        block = self.module.blocks[layer]
+        if getattr(block.attn, "gate", None) is not None:
+            raise ModelError(f"{self.name} gates what attention brings, so that its stream cannot be cut into shares")
+        scales = [getattr(block, module, getattr(block, vector, None)) for module, vector in _SCALES.values()]
+        inner = getattr(block.attn, "norm", None)
+        return Weights.of(block.norm1, block.attn.proj, block.norm2, inner=inner, scales=(scales[0], scales[1]))
 
 
 class TimmViT(TimmColumn):
-    """A timm ``VisionTransformer`` made of pre-norm blocks."""
+    """ViT, DeiT (also distilled), DeiT-III, DINOv2 with registers, CLIP and SigLIP towers, of pre-norm blocks."""
 
     accepts = (VisionTransformer,)
     modules = ("vision_transformer", "deit")
@@ -56,23 +191,17 @@ class TimmViT(TimmColumn):
         tokens = model._pos_embed(model.patch_embed(inputs))
         return model.norm_pre(model.patch_drop(tokens))  # type: ignore[no-any-return]
 
-    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        return self.module.blocks[layer](tokens)  # type: ignore[no-any-return]
-
     def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        if inputs is None or not self._any_size():
+        if inputs is None or not self._takes_any_size():
             return super().grid(inputs, layer)
         height, width = self.module.patch_embed.dynamic_feat_size(tuple(inputs.shape[-2:]))
         return int(height), int(width)
 
-    def _any_size(self) -> bool:
+    def _takes_any_size(self) -> bool:
         return bool(self.module.dynamic_img_size)
 
-    def _distilled(self) -> bool:
-        return isinstance(self.module, VisionTransformerDistilled)
-
     def _pooling(self) -> Pooling:
-        if self._distilled():
+        if isinstance(self.module, VisionTransformerDistilled):
             return Pooling("pair", self.num_prefix_tokens)
         if self.module.global_pool == "avg" and self.module.pool_include_prefix:
             return Pooling("avg_all", self.num_prefix_tokens)
@@ -80,9 +209,9 @@ class TimmViT(TimmColumn):
 
 
 class TimmBeit(TimmColumn):
-    """A timm ``Beit``: ``softmax(q k^T / sqrt(d) + R) v``, R a bias for each pair of places and each head.
+    """BEiT and BEiT v2: ``softmax(q k^T / sqrt(d) + R) v``, R a bias for each pair of positions and each head.
 
-    R is a block's own, shared by all blocks, or the sum of both. It belongs to the places of the tokens: where some
+    R is a block's own, shared by all blocks, or the sum of both. It belongs to the positions of the tokens: where some
     are left out, every image has rows and columns of R of its own.
     """
 
@@ -95,55 +224,34 @@ class TimmBeit(TimmColumn):
         model = self.module
         patches = model.patch_embed(inputs)
         tokens = torch.cat((model.cls_token.expand(len(patches), -1, -1), patches), dim=1)
-        if model.pos_embed is not None:
-            tokens = tokens + model.pos_embed
-        return model.pos_drop(tokens)  # type: ignore[no-any-return]
+        return model.pos_drop(tokens if model.pos_embed is None else tokens + model.pos_embed)  # type: ignore[no-any-return]
 
     def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         block, shared = self.module.blocks[layer], self.module.rel_pos_bias
         common = None if shared is None else shared()
-        bias = None if keep is None else _bias(block.attn, common)
-        if keep is None or bias is None:
+        has_own = block.attn.relative_position_bias_table is not None
+        if keep is None or (common is None and not has_own):
             return block(tokens, shared_rel_pos_bias=common)  # type: ignore[no-any-return]
-        picked = _pick_pairs(bias, keep)
-        if block.attn.relative_position_bias_table is None:
-            return block(tokens, shared_rel_pos_bias=picked)  # type: ignore[no-any-return]
-        with _answering(block.attn, "_get_rel_pos_bias", picked):
+        if not has_own:
+            return block(tokens, shared_rel_pos_bias=_pick_pairs(common, keep))  # type: ignore[no-any-return]
+        own = block.attn._get_rel_pos_bias()[0]
+        picked = _pick_pairs(own if common is None else own + common, keep)
+        with overridden((block.attn, "_get_rel_pos_bias", lambda: picked)):
             return block(tokens, shared_rel_pos_bias=None)  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _answering(module: nn.Module, method: str, answer: Tensor) -> Iterator[None]:
-    """Let a method of a twin's module return something else for a while."""
-    attributes = vars(module)
-    before = attributes.get(method)
-    attributes[method] = lambda: answer
-    try:
-        yield
-    finally:
-        attributes.pop(method)
-        attributes.update({} if before is None else {method: before})
-
-
-def _bias(attention: Any, common: Tensor | None) -> Tensor | None:
-    """Return the bias ``[H, N, N]`` between all tokens, or ``None`` where the block knows no places."""
-    if attention.relative_position_bias_table is None:
-        return common
-    own: Tensor = attention._get_rel_pos_bias()[0]
-    return own if common is None else own + common
-
-
-def _pick_pairs(bias: Tensor, keep: Tensor) -> Tensor:
+def _pick_pairs(bias: Any, keep: Tensor) -> Tensor:
     """Return the bias ``[B, H, 1 + k, 1 + k]`` between the class token and the kept patches of each image."""
     rows = F.pad(keep.long() + 1, (1, 0))  # the class token, at 0, is always there
-    return bias[:, rows.unsqueeze(2), rows.unsqueeze(1)].transpose(0, 1)
+    return bias[:, rows.unsqueeze(2), rows.unsqueeze(1)].transpose(0, 1)  # type: ignore[no-any-return]
 
 
 class TimmEva(TimmColumn):
-    """A timm ``Eva`` made of pre-norm blocks: queries and keys are turned by an angle that depends on the place.
+    """EVA, EVA-02, DINOv3, Perception Encoder and ViTs with rotary positions, of pre-norm blocks.
 
-    The angles come from the grid of patches and are asked of the model at every block. A number of tokens does not
-    tell a grid, so images of another size than the configured one are refused, even where the model could take them.
+    Queries and keys are turned by an angle that depends on the position. The angles come from the grid of patches and
+    are read from the model at every block. A number of tokens does not tell a grid, so images of another size than the
+    configured one are refused, even where the model could take them.
     """
 
     accepts = (eva.Eva,)
@@ -169,8 +277,8 @@ class TimmEva(TimmColumn):
         if rope is None:
             return None
         if model.rope_mixed:  # get_embed would compute all blocks' angles for each block
-            places = rope._get_grid_values(self.grid()) if rope.t_x is None else (rope.t_x, rope.t_y)
-            angles: Tensor = pos_embed_sincos.get_mixed_freqs(rope.freqs[:, layer], *places)
+            positions = rope._get_grid_values(self.grid()) if rope.t_x is None else (rope.t_x, rope.t_y)
+            angles: Tensor = pos_embed_sincos.get_mixed_freqs(rope.freqs[:, layer], *positions)
         else:
             angles = rope.get_embed(self.grid()) if model.dynamic_img_size else rope.get_embed()
         if keep is None:
@@ -179,8 +287,18 @@ class TimmEva(TimmColumn):
         return picked.transpose(0, 1) if model.rope_mixed else picked.unsqueeze(1)
 
 
-Family = type[TimmModel] | type[TimmConv]
-_FAMILIES: tuple[Family, ...] = (TimmViT, TimmBeit, TimmEva, TimmSwin, TimmSwinV2, TimmConv)
+# -- the adapter ---------------------------------------------------------------------------------------------
+
+
+@cache
+def _families() -> tuple[Any, ...]:
+    from vitreous.models.adapters.timm_hierarchical import TimmConv, TimmSwin, TimmSwinV2
+
+    return TimmViT, TimmBeit, TimmEva, TimmSwin, TimmSwinV2, TimmConv
+
+
+def _family(module: nn.Module) -> Any:
+    return next((family for family in _families() if isinstance(module, family.accepts)), None)
 
 
 class TimmAdapter:
@@ -195,7 +313,7 @@ class TimmAdapter:
         family = _family(module)
         if family is None:
             raise ModelError(f"{type(module).__name__} is of no timm family that is known here")
-        return family(module, **facts)
+        return family(module, **facts)  # type: ignore[no-any-return]
 
     def load(
         self,
@@ -213,21 +331,15 @@ class TimmAdapter:
         """
         if ":" not in name and not timm.is_model(name):
             raise ModelError(f"unknown model 'timm/{name}'{nearest('timm/' + name, (m.name for m in self.models()))}")
-        if pretrained is None:
-            pretrained = checkpoint is None
-        found = None if checkpoint is None else Checkpoint.read(checkpoint)
-        if found is not None and num_classes is None:
-            num_classes = classes_in(found.tensors)
-        given = {"num_classes": num_classes, "img_size": img_size, **build}
-        options = {key: value for key, value in given.items() if value is not None}
-        any_size = name.partition(".")[0] in _any_size()
-        size = options.pop("img_size", None) if any_size else None
-        model = _create(name, pretrained, options)
+        weights, num_classes = read_checkpoint(checkpoint, num_classes)
+        options = {"num_classes": num_classes, "img_size": img_size, **build}
+        options = {key: value for key, value in options.items() if value is not None}
+        size = options.pop("img_size", None) if name.partition(".")[0] in _built_for_no_size() else None
+        model = _create(name, checkpoint is None if pretrained is None else pretrained, options)
         if size is not None:  # it takes any size, so that nothing else knows which is meant
-            model.image_size = size if isinstance(size, tuple) else (size, size)  # type: ignore[assignment]
-        if found is not None:
-            family = _family(model)
-            fit(model, found, None if family is None else family.convert)
+            model.image_size = size_pair(size)  # type: ignore[assignment]
+        if weights is not None:
+            fit(model, weights, getattr(_family(model), "convert", None))
         return model.eval()
 
     def models(self) -> Iterable[ModelInfo]:
@@ -237,49 +349,39 @@ class TimmAdapter:
 ADAPTER = TimmAdapter()
 
 
-def _family(module: nn.Module) -> Family | None:
-    return next((family for family in _FAMILIES if isinstance(module, family.accepts)), None)
-
-
 def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
+    advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
     if pretrained and ":" not in name and not reachable("timm/*"):
-        raise ModelError(
-            f"could not fetch the weights of timm/{name}: the model hub cannot be reached; "
-            "give checkpoint=FILE, or pretrained=False for an untrained model"
-        )
+        raise ModelError(f"could not fetch the weights of timm/{name}: the model hub cannot be reached; {advice}")
     try:
         return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
     except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if pretrained:
-            raise ModelError(
-                f"could not fetch the weights of timm/{name} ({reason[0][:160]}); "
-                "give checkpoint=FILE, or pretrained=False for an untrained model"
-            ) from error
-        raise ModelError(f"could not build timm/{name} with {options}: {reason[0][:200]}") from error
+            text = f"could not fetch the weights of timm/{name} ({reason[:160]}); {advice}"
+            raise ModelError(text) from error
+        raise ModelError(f"could not build timm/{name} with {options}: {reason[:200]}") from error
 
 
 @cache
-def _any_size() -> frozenset[str]:
-    """The names of models that are built for no size."""
-    return frozenset(name for module in TimmConv.modules for name in timm.list_models(module=module))
+def _built_for_no_size() -> frozenset[str]:
+    return frozenset(name for module in _families()[-1].modules for name in timm.list_models(module=module))
 
 
 @cache
 def _models() -> tuple[ModelInfo, ...]:
-    names = [
-        name
-        for family in _FAMILIES
+    tags: dict[str, list[str]] = {
+        name: []
+        for family in _families()
         for module in family.modules
         for name in timm.list_models(module=module)
-        if not any(part in f"{name}_" for part in family.left_out)
-    ]
-    tags: dict[str, list[str]] = {name: [] for name in names}
-    for full in timm.list_pretrained("*"):
-        arch, _, tag = full.partition(".")
-        if arch in tags:
-            tags[arch].append(tag)
-    return tuple(ModelInfo(f"timm/{name}", "timm", _size(name), tuple(tags[name])) for name in sorted(names))
+        if not any(word in f"{name}_" for word in family.left_out)
+    }
+    for pretrained in timm.list_pretrained("*"):
+        architecture, _, tag = pretrained.partition(".")
+        if architecture in tags:
+            tags[architecture].append(tag)
+    return tuple(ModelInfo(f"timm/{name}", "timm", _size(name), tuple(tags[name])) for name in sorted(tags))
 
 
 def _size(name: str) -> int | None:

@@ -1,42 +1,27 @@
-"""timm's Swin family: windows that shift, stages that halve the grid.
-
-timm's convolutional networks: which modules of each family make the chain of blocks.
-"""
+"""timm's Swin families, and which modules of its convolutional networks make the chain of blocks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-import timm.data
 import torch
 from timm.models import convnext, densenet, efficientnet, resnet, vgg
 from timm.models import swin_transformer as v1
 from timm.models import swin_transformer_v2 as v2
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
-from vitreous.models.adapters.timm_common import TimmModel, imagenet_labels, norms
-from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense
+from vitreous.models.adapters import StagedModel, count_classes
+from vitreous.models.adapters.timm import TimmModel, config_of, imagenet_names, preprocess_of
+from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense_chain, resnet_chain
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.structure import Windows, shifted_windows
-from vitreous.models.transforms import timm_preprocess
-
-__all__ = [
-    "TimmConv",
-    "TimmSwin",
-    "TimmSwinV2",
-]
 
 
-class TimmSwin(TimmModel):
-    """A timm ``SwinTransformer``: one flat index over the blocks of all stages, tokens always ``[B, N, C]``.
-
-    The merging of patches that opens a stage is taken as the end of the block before it, so that the input of block l
-    lies on ``grid(layer=l)``, and what comes out of the last block of a stage lies on the next stage's grid.
+class TimmSwin(TimmModel, StagedModel):
+    """A timm ``SwinTransformer``.
 
     Class activation maps look at ``norm2``: attention has mixed the tokens of a window for the last time, and after it
     every token goes its own way to the average.
@@ -45,19 +30,14 @@ class TimmSwin(TimmModel):
     accepts = (v1.SwinTransformer,)
     modules = ("swin_transformer",)
     parts = ((v1.SwinTransformerBlock, v1.WindowAttention),)
-    wanted = "Swin blocks with window attention"
+    parts_in_words = "Swin blocks with window attention"
     convert = v1.checkpoint_filter_fn
-    attention = "windowed"
-    can_drop_tokens = False
     cam_point = "norm2"
     unavailable_points: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
-    bias_activations = 0
-    """Activations in the network that makes the position bias; it runs in every forward."""
 
     def __init__(self, model: nn.Module, **facts: Any) -> None:
         super().__init__(model, **facts)
-        ends = accumulate((len(stage.blocks) for stage in self.module.layers), initial=0)
-        self.stages = tuple(range(*pair) for pair in pairwise(ends))
+        self._set_stages(len(stage.blocks) for stage in self.module.layers)
 
     @property
     def _blocks(self) -> list[Any]:
@@ -66,41 +46,18 @@ class TimmSwin(TimmModel):
     def _pooling(self) -> Pooling:
         return Pooling(self.module.head.global_pool.pool_type or "none", self.num_prefix_tokens)
 
-    # -- verbs -----------------------------------------------------------------------------------------
-
     def embed(self, inputs: Tensor) -> Tensor:
         return self.module.patch_embed(inputs).flatten(1, 2)  # type: ignore[no-any-return]
-
-    def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        if keep is not None:
-            self.select_tokens(tokens, keep)  # refuses
-        laid_out = self._blocks[layer](self._laid_out(tokens, layer))
-        for merging in self._merging(layer):
-            laid_out = merging(laid_out)
-        return laid_out.flatten(1, 2)  # type: ignore[no-any-return]
 
     def forward_head(self, tokens: Tensor) -> Tensor:
         features = self.module.norm(self._laid_out(tokens, self.depth - 1))
         return self.module.forward_head(features)  # type: ignore[no-any-return]
 
-    # -- places ----------------------------------------------------------------------------------------
+    def _patch_grid(self, inputs: Tensor | None) -> tuple[int, int]:
+        return self.module.patch_embed.grid_size  # type: ignore[no-any-return]
 
-    def _stage(self, layer: int) -> int:
-        return next(index for index, layers in enumerate(self.stages) if layer in layers)
-
-    def _laid_out(self, tokens: Tensor, layer: int) -> Tensor:
-        return tokens.reshape(len(tokens), *self.grid(layer=layer), -1)
-
-    def _merging(self, layer: int) -> list[nn.Module]:
-        """Return what makes the next stage's tokens after the last block of a stage; nothing after other blocks."""
-        ends = layer + 1 < self.depth and self._stage(layer) != self._stage(layer + 1)
-        return [self.module.layers[self._stage(layer + 1)].downsample] if ends else []
-
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        height, width = self.module.patch_embed.grid_size
-        for _ in range(self._stage(layer)):
-            height, width = (height + 1) // 2, (width + 1) // 2  # an odd side is padded before it is halved
-        return int(height), int(width)
+    def _merging(self, layer: int) -> Any:
+        return self.module.layers[self._stage(layer + 1)].downsample if self._ends_stage(layer) else None
 
     def embed_dim_at(self, layer: int) -> int:
         return int(self._blocks[layer].dim)
@@ -113,7 +70,7 @@ class TimmSwin(TimmModel):
         fewer windows than there are, it is repeated over them, so that a few patches see what they should not.
         """
         block, grid = self._blocks[layer], self.grid(layer=layer)
-        if getattr(block, "dynamic_mask", False):  # as timm asks it: pickles of older versions lack it
+        if getattr(block, "dynamic_mask", False):  # as timm reads it: pickles of older versions lack it
             padded = (-(-side // window) * window for side, window in zip(grid, block.window_size, strict=True))
             mask = block.get_attn_mask(torch.zeros(1, *padded, 1))
         else:
@@ -125,20 +82,13 @@ class TimmSwin(TimmModel):
     def _hook_point(self, layer: int, name: str) -> nn.Module:
         return getattr(self._blocks[layer], name)  # type: ignore[no-any-return]
 
-    def operation_counts(self, layer: int | None) -> Mapping[str, int]:
-        if layer is None:
-            return {"attention": 0, "norm": norms(self.module.norm, self.module.head), "activation": 0}
-        parts = [self._blocks[layer], *self._merging(layer)]
-        return {"attention": 1, "norm": norms(*parts), "activation": 1 + self.bias_activations}
-
 
 class TimmSwinV2(TimmSwin):
     """A timm ``SwinTransformerV2``: cosine attention, and norms at the end of a branch instead of its beginning.
 
     So ``norm1`` and ``norm2`` are what is added to the residual stream, and not features of the tokens: class
     activation maps look at the input of the last block instead, the last place before tokens mix. (At its output only
-    a norm and the mean follow, where features times gradient is zero but for rounding.) The position bias is made by a
-    small network with a ReLU and a sigmoid.
+    a norm and the mean follow, where features times gradient is zero but for rounding.)
     """
 
     accepts = (v2.SwinTransformerV2,)
@@ -148,51 +98,42 @@ class TimmSwinV2(TimmSwin):
     cam_point = "resid_pre"
     unavailable_points = dict.fromkeys(("norm1", "norm2"), "its norms come after the branches, as attn and mlp")
     branch_point = "attn"
-    bias_activations = 2
 
     def _hook_point(self, layer: int, name: str) -> nn.Module:
         return super()._hook_point(layer, {"attn": "norm1", "mlp": "norm2"}[name])
+
+    def _operation_counts(self, layer: int | None) -> Mapping[str, int]:
+        """Declared: the lengths of queries and keys are no norms, and the network that makes the position bias runs."""
+        if layer is None:
+            return super()._operation_counts(layer)
+        return {"attention": 1, "norm": 2 + int(self._ends_stage(layer)), "activation": 3}
 
 
 Convert = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 
 
-def _convnext(model: Any) -> Chain:
+def _convnext_chain(model: Any) -> Chain:
     stages = [[f"stages.{n}.blocks.{m}" for m in range(len(stage.blocks))] for n, stage in enumerate(model.stages)]
-    between = [[f"stages.{n}.downsample"] for n in range(1, len(stages))]
-    return by_stages(stages, [*between, ["norm_pre"]])
+    return by_stages(stages, [*([f"stages.{n}.downsample"] for n in range(1, len(stages))), ["norm_pre"]])
 
 
-def _efficientnet(model: Any) -> Chain:
+def _efficientnet_chain(model: Any) -> Chain:
     stages = [[f"blocks.{n}.{m}" for m in range(len(stage))] for n, stage in enumerate(model.blocks)]
     return by_stages(stages, [*[[] for _ in stages[1:]], ["conv_head", "bn2"]])
 
 
-def _resnet(model: Any) -> Chain:
-    stages = [[f"layer{n}.{m}" for m in range(len(getattr(model, f"layer{n}")))] for n in range(1, 5)]
-    return by_stages(stages, [[] for _ in stages])
-
-
-def _as_it_is(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    return tensors
-
-
-def _of_densenet(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    return dict(densenet._filter_torchvision_pretrained(tensors))
-
-
-def _of_vgg(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    return dict(vgg._filter_fn(tensors))
-
-
 _FAMILIES: dict[type[nn.Module], tuple[Callable[[Any], Chain], Convert]] = {
-    resnet.ResNet: (_resnet, _as_it_is),
-    densenet.DenseNet: (dense, _of_densenet),
-    convnext.ConvNeXt: (_convnext, convnext.checkpoint_filter_fn),
-    vgg.VGG: (by_convolutions, _of_vgg),
-    efficientnet.EfficientNet: (_efficientnet, _as_it_is),
+    resnet.ResNet: (resnet_chain, lambda tensors, _: tensors),
+    densenet.DenseNet: (dense_chain, lambda tensors, _: dict(densenet._filter_torchvision_pretrained(tensors))),
+    convnext.ConvNeXt: (_convnext_chain, convnext.checkpoint_filter_fn),
+    vgg.VGG: (by_convolutions, lambda tensors, _: dict(vgg._filter_fn(tensors))),
+    efficientnet.EfficientNet: (_efficientnet_chain, lambda tensors, _: tensors),
 }
 """A family's class: its chain, and how foreign checkpoints become timm's."""
+
+
+def _of_family(model: nn.Module) -> tuple[Callable[[Any], Chain], Convert]:
+    return next(entry for kind, entry in _FAMILIES.items() if isinstance(model, kind))
 
 
 class TimmConv(ConvModel):
@@ -216,22 +157,16 @@ class TimmConv(ConvModel):
         preprocess: Preprocess | None = None,
         headless: bool = False,
     ) -> None:
-        config = getattr(model, "pretrained_cfg", None) or {}
+        config = config_of(model)
         name = name or f"timm/{config.get('architecture') or type(model).__name__}"
         if not headless and isinstance(model.get_classifier(), nn.Identity):  # type: ignore[operator]
-            raise ModelError(f"{name} has no classifier; give num_classes= and a checkpoint with a head")
-        chain = next(chain for kind, (chain, _) in _FAMILIES.items() if isinstance(model, kind))(model)
-        preprocess = preprocess or _preprocess(model)
-        super().__init__(model, chain, name, class_names, preprocess, headless=headless)
-        self.class_names = class_names or config.get("label_names") or imagenet_labels(self.num_classes)
+            count_classes(name)  # refuses
+        preprocess = preprocess or preprocess_of(model, getattr(model, "image_size", None))
+        super().__init__(model, _of_family(model)[0](model), name, class_names, preprocess, headless=headless)
+        names = config.get("label_names") or imagenet_names(self.num_classes)
+        self._set_classes(self.num_classes, class_names, names)
 
     @staticmethod
     def convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Turn a foreign checkpoint of the family into timm's."""
-        return next(convert for kind, (_, convert) in _FAMILIES.items() if isinstance(model, kind))(tensors, model)
-
-
-def _preprocess(model: Any) -> Preprocess:
-    config = timm.data.resolve_model_data_config(model)
-    size = getattr(model, "image_size", None)
-    return timm_preprocess(config if size is None else {**config, "input_size": (3, *size)})
+        return _of_family(model)[1](tensors, model)

@@ -1,14 +1,15 @@
 """torchvision: names, weights and what they come with. The package itself is imported when a model needs it.
 
-The views are in ``vit.py``, ``swin.py`` and ``conv.py``. A torchvision module knows neither its name nor its
-preprocessing; both come from the weights of that name, which can be asked without downloading them.
+A torchvision module knows neither its name nor its preprocessing; both come from the weights of that name, of which
+nothing need be downloaded for it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, UnknownError, nearest, one_line
+from vitreous.models.adapters import read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import Checkpoint, classes_in, fit
-from vitreous.models.preprocess import Preprocess
+from vitreous.models.checkpoints import fit
+from vitreous.models.preprocess import Preprocess, as_preprocess, crop_ratio, steps_of
 from vitreous.models.registry import ModelInfo, answers
-from vitreous.models.transforms import as_preprocess
-
-__all__ = ["ADAPTER", "TorchvisionAdapter", "describe", "head_calls"]
 
 _FAMILIES = ("vit_", "swin_", "resnet", "wide_resnet", "resnext", "densenet", "convnext_", "vgg", "efficientnet_")
 _OLD_LAYER = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
@@ -33,7 +32,7 @@ _OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
 
 
 class TorchvisionAdapter:
-    """Names, weights and views of the family."""
+    """Names and weights of the family."""
 
     prefix = "torchvision"
 
@@ -41,21 +40,14 @@ class TorchvisionAdapter:
         return any(kind.__module__.startswith("torchvision.") for kind in type(module).__mro__)
 
     def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
-        from torchvision.models import SwinTransformer, VisionTransformer
+        from vitreous.models.adapters.torchvision_models import FAMILIES
 
-        from vitreous.models.adapters.torchvision_models import KNOWN, TorchvisionConv, TorchvisionSwin, TorchvisionViT
-
-        looks: dict[type[nn.Module], Callable[..., VisionModel]] = {
-            VisionTransformer: TorchvisionViT,
-            SwinTransformer: TorchvisionSwin,
-            **dict.fromkeys(KNOWN, TorchvisionConv),
-        }
-        for kind, look in looks.items():
+        for kind, family in FAMILIES.items():
             if isinstance(module, kind):
-                return look(module, **facts)
+                return family(module, **facts)
         raise UnknownError(
             f"torchvision's {type(module).__name__} is not supported; supported: "
-            f"{', '.join(kind.__name__ for kind in looks)}, and any convolutional network by a layer, "
+            f"{', '.join(kind.__name__ for kind in FAMILIES)}, and any convolutional network by a layer, "
             "as layer='features'"
         )
 
@@ -77,15 +69,13 @@ class TorchvisionAdapter:
         """
         weights = _weights(f"{self.prefix}/{name}")
         if weights is None:
-            known = (info.name for info in self.models())
-            raise ModelError(f"unknown model 'torchvision/{name}'{nearest('torchvision/' + name, known)}")
-        found = None if checkpoint is None else Checkpoint.read(checkpoint)
-        if found is not None and num_classes is None:
-            num_classes = classes_in(found.tensors)
+            names = (info.name for info in self.models())
+            raise ModelError(f"unknown model 'torchvision/{name}'{nearest('torchvision/' + name, names)}")
+        tensors, num_classes = read_checkpoint(checkpoint, num_classes)
         options = {key: value for key, value in {"num_classes": num_classes, **build}.items() if value is not None}
         model = _create(name, _size(name, img_size, weights), options)
-        if found is not None:
-            fit(model, found, _convert)
+        if tensors is not None:
+            fit(model, tensors, _convert)
         elif pretrained is None or pretrained:
             _fill(model, _fetch(name, weights))
         return model.eval()
@@ -105,7 +95,7 @@ def describe(
     ``size`` is that of the inputs where it is not that of the weights.
     """
     weights = (name and _weights(name)) or _weights(stand_in)
-    return _preprocess(weights, (size, size) if isinstance(size, int) else size), list(weights.meta["categories"])
+    return _preprocess(weights, None if size is None else size_pair(size)), list(weights.meta["categories"])
 
 
 @cache
@@ -123,12 +113,37 @@ def _preprocess(weights: Any, size: tuple[int, int] | None) -> Preprocess:
     return Preprocess(size, usual.mean, usual.std, usual.interpolation, usual.crop)
 
 
-def head_calls(*parts: nn.Module) -> Mapping[str, int]:
-    """Count what rules must see in a head: its norms, and every activation, so that an unknown one is noticed."""
-    modules = [module for part in parts for module in part.modules()]
-    active = [m for m in modules if type(m).__module__ == "torch.nn.modules.activation"]
-    norms = [m for m in modules if "norm" in type(m).__name__.lower()]
-    return {"attention": 0, "norm": len(norms), "activation": len(active)}
+_STEPS: dict[str, dict[str, str]] = {
+    "ImageClassification": {
+        "size": "resize_size", "crop": "crop_size", "filter": "interpolation", "mean": "mean", "std": "std"
+    },
+    "Resize": {"size": "size", "filter": "interpolation"},
+    "CenterCrop": {"crop": "size"},
+    "Normalize": {"mean": "mean", "std": "std"},
+}  # fmt: skip
+"""Torchvision's transforms, and which attributes of theirs say what."""
+
+
+def data_of_steps(function: Any) -> Preprocess | None:
+    """Read resize, centre crop and normalisation from a ``Compose``, or from the transform of torchvision's weights."""
+    settings: dict[str, Any] = {"size": None, "crop": None, "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    for step in steps_of(function):
+        settings |= {name: getattr(step, key) for name, key in _STEPS.get(type(step).__name__, {}).items()}
+    size, crop = ((value,) if isinstance(value, int) else value for value in (settings["size"], settings["crop"]))
+    if size is None or (crop is None and len(size) == 1):
+        return None
+    resized = int(size[0]), int(size[-1])
+    cropped = resized if crop is None else (int(crop[0]), int(crop[-1]))
+    with suppress(ModelError):
+        return Preprocess(
+            size=cropped,
+            mean=tuple(round(float(value), 6) for value in settings["mean"]),
+            std=tuple(round(float(value), 6) for value in settings["std"]),
+            interpolation=str(getattr(settings["filter"], "value", settings["filter"])),
+            crop=crop_ratio(cropped[0], resized[0]),
+            mode="center" if len(size) == 1 else "squash",
+        )
+    return None
 
 
 # -- building and filling ------------------------------------------------------------------------------
@@ -148,9 +163,8 @@ def _create(name: str, size: tuple[int, int], options: dict[str, Any]) -> nn.Mod
     return model
 
 
-def _size(name: str, asked: int | tuple[int, int] | None, weights: Any) -> tuple[int, int]:
-    size = weights.transforms().crop_size[0] if asked is None else asked
-    height, width = size if isinstance(size, tuple | list) else (size, size)
+def _size(name: str, size: int | tuple[int, int] | None, weights: Any) -> tuple[int, int]:
+    height, width = size_pair(weights.transforms().crop_size[0] if size is None else size)
     if min(height, width) < 1 or (name.startswith("vit_") and height != width):
         raise ModelError(f"torchvision/{name} cannot take images of {height} x {width} pixels")
     return height, width
@@ -204,10 +218,10 @@ def _weights(name: str) -> Any:
     arch, _, tag = name.removeprefix("torchvision/").partition(".")
     if arch not in _names():
         return None
-    known = get_model_weights(arch)
-    if tag and tag not in known.__members__:
-        raise ModelError(f"torchvision/{arch} has no weights {tag!r}; there are {', '.join(known.__members__)}")
-    return known[tag] if tag else known.DEFAULT
+    entries = get_model_weights(arch)
+    if tag and tag not in entries.__members__:
+        raise ModelError(f"torchvision/{arch} has no weights {tag!r}; there are {', '.join(entries.__members__)}")
+    return entries[tag] if tag else entries.DEFAULT
 
 
 @cache
