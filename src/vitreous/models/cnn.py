@@ -147,7 +147,7 @@ class ConvModel(VisionModel):
     def wrap_in(self, module: nn.Module, path: str, **facts: Any) -> VisionModel:
         chain = tuple(tuple(f"{path}.{link}" for link in links) for links in self.chain) if path else self.chain
         name = f"{type(module).__name__} around {self.name}" if path else self.name
-        options = {"name": name, "preprocess": self.preprocess, "usual_names": self.class_names}
+        options: dict[str, Any] = {"name": name, "preprocess": self.preprocess, "usual_names": self.class_names}
         options |= {key: value for key, value in facts.items() if value is not None}
         return ConvModel(module, chain, **options)
 

@@ -297,7 +297,7 @@ class HFSwin(HFModel, StagedModel):
     def forward_block(self, layer: int, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         grid, stage = self.grid(layer=layer), self.tower.encoder.layers[self._stage(layer)]
         tokens = first(self.blocks[layer](tokens, grid))
-        return stage.downsample(tokens, grid) if self._ends_stage(layer) else tokens  # type: ignore[no-any-return]
+        return stage.downsample(tokens, grid) if self._ends_stage(layer) else tokens
 
     def forward_head(self, tokens: Tensor) -> Tensor:
         pooled = self.tower.pooler(self.tower.layernorm(tokens).transpose(1, 2))
