@@ -124,7 +124,7 @@ def test_explanations_have_it(tmp_path):
     assert again.class_names == e.class_names
     assert again.extra_image("owners", tile=96).tobytes() == picture.tobytes()
     plain = vt.explain(model, images(model, 1)[0], "generic")
-    assert not plain.names
+    assert not plain.class_names
     with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
         plain.extra_image("owners")
 

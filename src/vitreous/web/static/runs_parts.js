@@ -1,8 +1,132 @@
-// Small parts of the view of a run: numbers, links, pictures with maps.
+// What the views of a run share: its address, filters, numbers in words, pictures with their maps.
 
-import { api, el, fill, percent, token } from "./common.js";
+import { api, el, fill, percent, settled, token } from "./common.js";
 import { drawMap, drawPicture, loadImage } from "./maps.js";
-import { choice } from "./parts.js";
+import { button, choice } from "./parts.js";
+
+// -- the address of every view
+
+/** Every name in the address, with what is meant where it is missing. */
+const BLANK = Object.freeze({
+  view: "table", // table, scatter, cell, picture
+  part: "0", // model and data set
+  sort: "", // a column of the table
+  way: "", // ascending or descending
+  method: "", metric: "", // a cell
+  order: "worst", // or best
+  page: "0",
+  predicted: "", true: "", low: "", high: "", correct: "", name: "", // which pictures
+  picture: "",
+  of: "methods", // what the points of a scatter are: methods or pictures
+  x: "", xm: "", y: "", ym: "", // methods and metrics of its axes
+  opacity: "",
+});
+
+const VIEWS = ["table", "scatter", "cell", "picture"];
+const FILTERS = ["predicted", "true", "low", "high", "correct", "name"];
+
+/** Read a state from the parameters of an address; what is not known is left out. */
+export function readRun(parameters) {
+  const given = parameters instanceof URLSearchParams ? Object.fromEntries(parameters) : { ...parameters };
+  const state = { ...BLANK };
+  for (const name of Object.keys(BLANK)) if (typeof given[name] === "string") state[name] = given[name];
+  if (!VIEWS.includes(state.view)) state.view = "table";
+  if (!/^\d{1,6}$/.test(state.part)) state.part = "0";
+  if (!/^\d{1,6}$/.test(state.page)) state.page = "0";
+  if (state.order !== "best") state.order = "worst";
+  if (state.of !== "pictures") state.of = "methods";
+  if (!["", "yes", "no"].includes(state.correct)) state.correct = "";
+  for (const name of ["predicted", "true"]) if (!/^\d{0,9}$/.test(state[name])) state[name] = "";
+  const share = (text) => Number(text) >= 0 && Number(text) <= 1;
+  for (const name of ["low", "high", "opacity"]) if (!share(state[name])) state[name] = "";
+  return state;
+}
+
+/** The address of a state, without what is meant anyway. */
+export function runAddress(id, state) {
+  const said = Object.entries(BLANK)
+    .filter(([name, blank]) => state[name] !== undefined && String(state[name]) !== blank)
+    .map(([name]) => `${name}=${encodeURIComponent(state[name])}`);
+  return `#/run/${encodeURIComponent(id)}${said.length ? `?${said.join("&")}` : ""}`;
+}
+
+/** The state of another view, with what both have in common: the part, the cell, the filters. */
+export function moved(state, changes) {
+  return { ...state, ...changes };
+}
+
+/** What the server is told about which pictures are wanted. */
+export function filtersOf(state) {
+  return Object.fromEntries(FILTERS.filter((name) => state[name] !== "").map((name) => [name, state[name]]));
+}
+
+/** No filter at all. */
+export const UNFILTERED = Object.freeze(Object.fromEntries(FILTERS.map((name) => [name, ""])));
+
+/** The part of a run that a state shows; the first where there is no such part. */
+export function partOf(table, state) {
+  return table.parts[Number(state.part)] ?? table.parts[0];
+}
+
+/** The method and metric of a state, or the first of the part. */
+export function cellOf(part, state) {
+  const method = part.methods.find((each) => each.name === state.method) ?? part.methods[0];
+  const metric = part.metrics.find((each) => each.name === state.metric) ?? part.metrics[0];
+  return { method, metric };
+}
+
+// -- which pictures
+
+const PATIENCE = 350; // milliseconds after the last letter
+const RIGHT = [["", "right or wrong"], ["yes", "right"], ["no", "wrong"]];
+
+/** A row of filters; `change` is told what is to change in the state. */
+export function filterBar(part, state, change) {
+  const set = (name, value) => change({ [name]: value, page: "0" });
+  const some = Object.keys(filtersOf(state)).length > 0;
+  const list = (words, name) => part.classes.some((each) => each[name])
+    && chooser(words, classes(part, name), state[name], (value) => set(name, value), name);
+  return el("div", { class: "filters", role: "search", "aria-label": "Which pictures" },
+    list("said", "predicted"),
+    list("is", "true"),
+    el("div", { class: "choose" }, el("span", {}, "confidence, %"), el("span", { class: "fromto" },
+      share(state, "low", "from", "0", set), "to", share(state, "high", "to", "100", set))),
+    chooser("the model was", RIGHT, state.correct, (value) => set("correct", value), "correct"),
+    el("label", { class: "choose" }, el("span", {}, "name"), sought(state, set)),
+    some && all(change));
+}
+
+function all(change) {
+  const properties = { class: "quiet", dataset: { key: "all" } };
+  return button("all pictures", () => change({ ...UNFILTERED, page: "0" }), properties);
+}
+
+/** The classes that are there, each with the number of its pictures. */
+function classes(part, name) {
+  const there = part.classes.filter((each) => each[name]);
+  return [["", "any class"], ...there.map((each) => [String(each.index), `${each.label} (${each[name]})`])];
+}
+
+/** A probability in percent. */
+function share(state, name, words, usual, set) {
+  const later = settled((value) => set(name, value), PATIENCE);
+  const input = el("input", {
+    type: "number", min: 0, max: 100, step: 1, inputmode: "numeric", placeholder: usual, dataset: { key: name },
+    value: state[name] === "" ? "" : String(Math.round(Number(state[name]) * 100)),
+    "aria-label": `confidence ${words} percent`,
+    oninput: () => input.validity.valid && later(input.value === "" ? "" : String(Number(input.value) / 100)),
+  });
+  return input;
+}
+
+function sought(state, set) {
+  const later = settled((value) => set("name", value), PATIENCE);
+  const oninput = () => later(input.value);
+  const input = el("input", { type: "search", value: state.name, maxlength: 200, dataset: { key: "name" }, oninput });
+  return input;
+}
+
+// -- small parts
 
 /** A number with a true minus and so many decimals, or a dash. */
 export function digits(value, count) {
