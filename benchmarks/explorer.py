@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import vitreous as vt
-from vitreous.web.serve import Server, bound
+from vitreous.web.serve import Server, listen
 
 GOALS = {"page": 1.0, "first paint": 1.0, "prediction": 1.0, "map": 1.0, "try": 0.3}
 PICTURE = "scene-plain-{}"
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
 
-    server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world", device="cpu")}, {})
+    server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world", device="cpu")}, {})
     running = threading.Thread(target=server.run)
     running.start()
     try:

@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import vitreous as vt
-from vitreous.web.serve import Server, bound
+from vitreous.web.serve import Server, listen
 
 ADDRESS = "#/image?picture=scene-pairs-5"
 SIZE = {"width": 1480, "height": 940}
@@ -25,7 +25,7 @@ def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--out", type=Path, default=Path(__file__).parent)
     out = given.parse_args().out
-    server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {})
+    server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {})
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

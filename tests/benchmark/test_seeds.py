@@ -214,10 +214,10 @@ def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
     import vitreous as vt
-    from vitreous.web.serve import Server, bound
+    from vitreous.web.serve import Server, listen
 
     several, one = (run_of(tmp_path / name, seeds).path for name, seeds in (("several", SEEDS), ("one", (0,))))
-    server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"several": several, "one": one})
+    server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"several": several, "one": one})
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -122,10 +122,10 @@ def served(
     **more: Any,
 ) -> Iterator[Client]:
     """Run a server until the block ends; afterwards nothing of it may be left."""
-    from vitreous.web.serve import Server, bound
+    from vitreous.web.serve import Server, listen
 
     views = views or {name: world(name) for name in models or ("world",)}
-    server = Server(bound(host, 0), host, views, runs or {}, **({"memory_gb": 0.25} | more))
+    server = Server(listen(host, 0), host, views, runs or {}, **({"memory_gb": 0.25} | more))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

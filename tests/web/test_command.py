@@ -115,10 +115,10 @@ def test_bound_elsewhere_the_token_is_printed() -> None:
 
 
 def test_a_browser_is_opened_only_if_it_may_be() -> None:
-    from vitreous.web.serve import Server, bound
+    from vitreous.web.serve import Server, listen
 
     with mock.patch("webbrowser.open") as opened:
-        server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": world()}, {})
+        server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": world()}, {})
         assert not opened.called
         server.open().join(10)
         opened.assert_called_once_with(server.address)

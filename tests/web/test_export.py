@@ -152,7 +152,7 @@ def test_different_questions_have_lines_of_their_own(client: Client) -> None:
 
 def test_what_the_models_were_loaded_with_is_in_the_lines() -> None:
     options = {"checkpoint": "my weights.pt", "img_size": 128, "pretrained": False, "prompts": ["a", "b c"]}
-    with served(options=options) as client:
+    with served(load_options=options) as client:
         found = client.fine("/api/command", {"questions": [{**SCENE, "method": "ixg"}]})
     assert (
         "vt.load('world', checkpoint='my weights.pt', img_size=128, pretrained=False, prompts=['a', 'b c'])"

@@ -20,10 +20,10 @@ PATIENCE = 120_000  # milliseconds
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from vitreous.web.serve import Server, bound
+    from vitreous.web.serve import Server, listen
 
     run = whole(tmp_path_factory.mktemp("explorer") / "run")
-    server = Server(bound("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"mine": run})
+    server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"mine": run})
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     yield server.address

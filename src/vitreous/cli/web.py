@@ -50,7 +50,7 @@ def explore(
     what was uploaded or made is gone when it stops. Ctrl-C stops it.
     """
     try:
-        from vitreous.web.serve import Server, bound, named_runs
+        from vitreous.web.serve import Server, listen, named_runs
     except ImportError as error:
         if error.name not in ("fastapi", "uvicorn"):
             raise
@@ -69,7 +69,7 @@ def explore(
     own = {name: value for name, value in given.items() if value is not None}
     if len(wanted) > 1 and (several := set(own) - {"dtype", "pretrained"}):
         raise VitreousError(f"--{min(several).replace('_', '-')} is for one model; give one --model with it")
-    found, places, socket = named_runs(runs or []), options.places(data), bound(host, port)
+    found, places, socket = named_runs(runs or []), options.places(data), listen(host, port)
     how = checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
     models = {name: options.load(name, *how) for name in wanted}
     server = Server(socket, host, models, found, memory_gb, own, places)

@@ -129,7 +129,7 @@ def sheet(
     scales = _scales([cell for row in rows for cell in row], percentile, scale)
     is_relative = len(scales) > 1
 
-    def drawn(cell: Cell) -> tuple[Image.Image, list[str], list[str]]:
+    def draw(cell: Cell) -> tuple[Image.Image, list[str], list[str]]:
         own = scales.get(cell.key(scale))
         image = resized(cell.image, lengths.tile)
         if cell.map is not None and own is not None:
@@ -138,7 +138,7 @@ def sheet(
         return image, wrap(cell.title, lengths.title, lengths.tile, 2), wrap(note, lengths.small, lengths.tile, 3)
 
     headings = titles or [""] * len(rows)
-    parts = [_row(list(map(drawn, row)), heading, lengths) for heading, row in zip(headings, rows, strict=True) if row]
+    parts = [_row(list(map(draw, row)), heading, lengths) for heading, row in zip(headings, rows, strict=True) if row]
     bars = colour_bars(scales.values(), is_relative, lengths.tile, lengths.small)
     for start in range(0, len(bars), lengths.columns):
         parts.append(_beside(bars[start : start + lengths.columns], lengths))
@@ -173,11 +173,11 @@ def _scales(cells: Sequence[Cell], percentile: float, sharing: Sharing) -> dict[
     groups = {cell.group for cell in cells if cell.group and cell.is_signed}  # one method, one kind of colours
     return {
         key: Scale.of(
-            [cell.map for cell in some if cell.map is not None],
+            [cell.map for cell in sharing_cells if cell.map is not None],
             percentile,
-            any(cell.is_signed or cell.group in groups for cell in some),
+            any(cell.is_signed or cell.group in groups for cell in sharing_cells),
         )
-        for key, some in together.items()
+        for key, sharing_cells in together.items()
     }
 
 

@@ -185,16 +185,16 @@ class Explorer:
         return json_response(await self._short(request, lambda: completion.list_classes(model, query)))
 
     async def method(self, request: Request) -> Response:
-        typed = parse(PartialSpec.model_validate, await read_json(request))
-        model = self.session.model(typed.model)
+        partial = parse(PartialSpec.model_validate, await read_json(request))
+        model = self.session.model(partial.model)
 
         def describe() -> dict[str, Any]:
-            content = completion.describe_spec(typed.spec, model)
+            content = completion.describe_spec(partial.spec, model)
             if content["ok"]:
                 passes = content["forwards"] + 2 * content["backwards"]
-                content["seconds"] = self.session.seconds(typed.model, passes)
-            cursor = len(typed.spec) if typed.cursor is None else typed.cursor
-            return content | {"completions": completion.complete(typed.spec, cursor)}
+                content["seconds"] = self.session.seconds(partial.model, passes)
+            cursor = len(partial.spec) if partial.cursor is None else partial.cursor
+            return content | {"completions": completion.complete(partial.spec, cursor)}
 
         return json_response(await self._short(request, describe))
 
@@ -291,7 +291,7 @@ def create_app(
         "/api/classes": explorer.classes,
         "/api/pictures/{picture}": explorer.picture,
     }
-    asks: dict[str, Answer] = {
+    posts: dict[str, Answer] = {
         "/api/pictures": explorer.upload,
         "/api/predict": explorer.predict,
         "/api/try": explorer.remove,
@@ -300,7 +300,7 @@ def create_app(
         "/api/download": explorer.download,
         "/api/command": explorer.command,
     }
-    for verb, answers in (("GET", reads), ("POST", asks)):
+    for verb, answers in (("GET", reads), ("POST", posts)):
         for path, answer in answers.items():
             app.add_api_route(path, answer, methods=[verb], response_model=None)
     for router in routers:

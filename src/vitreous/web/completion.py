@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import vitreous as vt
@@ -25,6 +25,7 @@ _COUNTS = ("samples", "masks", "steps")  # parameters whose price is in the pass
 _LARGEST, _LARGEST_FLOAT = 1024, 1e6
 _CHOICES = {"stats": ("world", "own", "noise"), "background": ("normal", "scenes")}
 """What parameters that may name files take here."""
+_ELSEWHERE = "use the command line for that"
 _MOST_CLASSES, _MOST_COMPLETIONS = 50, 40
 _DEFAULT_METHODS = ("generic", "gradcam", "skipplus(decompx)")
 """What stands beside the quick level when the page opens."""
@@ -147,29 +148,28 @@ def num_passes(method: vt.Method, model: vt.VisionModel) -> float:
 
 def check_allowed(method: vt.Method, model: vt.VisionModel) -> None:
     """Refuse what would take hours or more memory than there is, and what reads files."""
-    elsewhere = "use the command line for that"
     for component in method.components():
-        name = component.info.name
         for field in dataclasses.fields(component):  # type: ignore[arg-type]
-            value = getattr(component, field.name)
-            choices = _CHOICES.get(field.name, ())
-            if choices and value not in choices:
-                text = f"{name}: the explorer reads no files; {field.name} is {', '.join(choices)}"
-                raise Refused(422, text)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                continue
-            most = _LARGEST if isinstance(value, int) or "sigma" in field.name else _LARGEST_FLOAT
-            most = MOST_PASSES if field.name in _COUNTS else most
-            if not abs(value) <= most:
-                raise Refused(422, f"{name}: {field.name}={value:g} is over {most:,.0f}; {elsewhere}")
+            _check_parameter(component.info.name, field.name, getattr(component, field.name))
     method.passes(model)
     passes, num_maps = num_passes(method, model), method.num_maps(model)
     if not passes <= MOST_PASSES:
         text = f"{display_name(method.spec):.60} would run the model {passes:,.0f} times for one map"
-        raise Refused(422, f"{text}, over {MOST_PASSES:,}; {elsewhere}")
+        raise Refused(422, f"{text}, over {MOST_PASSES:,}; {_ELSEWHERE}")
     height, width = model.preprocess.size if method.grid == "pixel" else model.grid()
     if 4 * num_maps * height * width > _MOST_BYTES:
-        raise Refused(422, f"{method.spec:.60} returns {num_maps:,} maps; {elsewhere}")
+        raise Refused(422, f"{method.spec:.60} returns {num_maps:,} maps; {_ELSEWHERE}")
+
+
+def _check_parameter(method: str, name: str, value: Any) -> None:
+    choices = _CHOICES.get(name, ())
+    if choices and value not in choices:
+        raise Refused(422, f"{method}: the explorer reads no files; {name} is {', '.join(choices)}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        most = _LARGEST if isinstance(value, int) or "sigma" in name else _LARGEST_FLOAT
+        most = MOST_PASSES if name in _COUNTS else most
+        if not abs(value) <= most:
+            raise Refused(422, f"{method}: {name}={value:g} is over {most:,.0f}; {_ELSEWHERE}")
 
 
 def describe_spec(spec: str, model: vt.VisionModel) -> dict[str, Any]:
@@ -212,12 +212,12 @@ def complete(text: str, cursor: int) -> list[dict[str, Any]]:
     before = text[:cursor]
     match = _WORD_BEFORE.search(before)
     start = cursor if match is None else match.start()
-    rest = None if match is None else _WORD_AFTER.match(text, cursor)
-    end = cursor if rest is None else rest.end()
-    typed = before[start:].lower()
-    offers = [offer for offer in _offers(before[:start]) if typed in offer[0].lower() and offer[0] != text[start:end]]
-    offers.sort(key=lambda offer: not offer[0].lower().startswith(typed))
-    return [{"text": word, "start": start, "end": end, "note": note} for word, note in offers[:_MOST_COMPLETIONS]]
+    after = None if match is None else _WORD_AFTER.match(text, cursor)
+    end = cursor if after is None else after.end()
+    word = before[start:].lower()
+    offers = [offer for offer in _offers(before[:start]) if word in offer[0].lower() and offer[0] != text[start:end]]
+    offers.sort(key=lambda offer: not offer[0].lower().startswith(word))
+    return [{"text": name, "start": start, "end": end, "note": note} for name, note in offers[:_MOST_COMPLETIONS]]
 
 
 def _offers(before: str) -> Iterator[tuple[str, str]]:
@@ -226,29 +226,33 @@ def _offers(before: str) -> Iterator[tuple[str, str]]:
         tokens = [token.text for token in tokenize(before)[:-1]]
     except SpecError:
         return
-    calls: list[_Call] = []
+    infos = vt.list_methods()
+    if not tokens:
+        yield from [*((level, "a level of effort") for level in EFFORT_LEVELS), *_names(infos)]
+        return
+    call, last = _open_call(tokens), tokens[-1]
+    info = _find(["", *tokens][-2] if last == "@" else call.name, infos)
+    if info is not None and last == "@":
+        yield from ((name, _format_preset(values)) for name, values in info.presets.items())
+    elif info is not None and last in ("(", ",", "="):
+        yield from (_values if last == "=" else _arguments)(info, call, infos)
+
+
+def _open_call(tokens: Sequence[str]) -> _Call:
+    """Return the innermost call that is not closed; one without a name outside of all."""
+    calls = [_Call("")]
     for index, token in enumerate(tokens):
         previous = tokens[index - 1] if index else ""
         if token == "(":
             calls.append(_Call(tokens[index - 3] if "@" in tokens[max(0, index - 2) : index] else previous))
-        elif calls and token == ")":
+        elif token == ")" and len(calls) > 1:
             calls.pop()
-        elif calls and token == ",":
+        elif token == ",":
             calls[-1].is_first, calls[-1].key = False, None
-        elif calls and token == "=":
+        elif token == "=":
             calls[-1].key = previous
             calls[-1].keys.append(previous)
-    last = tokens[-1] if tokens else ""
-    infos = vt.list_methods()
-    if last == "@":
-        info = _find(tokens[-2] if len(tokens) > 1 else "", infos)
-        for name, values in ({} if info is None else info.presets).items():
-            yield name, ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults"
-    elif not calls and not tokens:
-        yield from ((level, "a level of effort") for level in EFFORT_LEVELS)
-        yield from _names(infos)
-    elif calls and last in ("(", ",", "=") and (info := _find(calls[-1].name, infos)) is not None:
-        yield from _values(info, calls[-1], infos) if last == "=" else _arguments(info, calls[-1], infos)
+    return calls[-1]
 
 
 def _values(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -273,6 +277,10 @@ def _arguments(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[s
         if parameter not in bases and parameter.name not in call.keys:
             default = "" if parameter.required else format_value(parameter.default)
             yield f"{parameter.name}=", f"default {default}"
+
+
+def _format_preset(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults"
 
 
 def _names(infos: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -166,11 +166,11 @@ def _sheet(maps: Sequence[vt.Explanation], look: Rendering) -> viz.Sheet:
 
 
 def _page(maps: Sequence[vt.Explanation], look: Rendering) -> str:
-    first, drawn = maps[0], [_values(e, look) for e in maps]
-    is_signed = any(signed is not False and bool((values < 0).any()) for values, signed in drawn)
-    shared = viz.Scale.of([values for values, _ in drawn], look.clip, is_signed) if look.shared else None
+    first, pairs = maps[0], [_values(e, look) for e in maps]
+    is_signed = any(signed is not False and bool((values < 0).any()) for values, signed in pairs)
+    shared = viz.Scale.of([values for values, _ in pairs], look.clip, is_signed) if look.shared else None
     images = [(viz.resized(first.image, _TILE), f"{first.name}, as the model sees it")]
-    for e, (values, signed) in zip(maps, drawn, strict=True):
+    for e, (values, signed) in zip(maps, pairs, strict=True):
         scale = shared or viz.Scale.of([values], look.clip, signed)
         overlay = viz.overlay(viz.resized(e.image, _TILE), values, scale, look.opacity, None, _mode(look))
         name = display_name(e.method) if not e.class_specific else f"{display_name(e.method)}: {e.title}"

@@ -84,14 +84,14 @@ def remove(session: Session, request: Removal) -> dict[str, Any]:
     """Return the image without some patches, and what the model says about exactly that image."""
     model, image = session.model(request.model), session.model_input(request)
     changed = _without(image, request.mask(model.grid()), request.fill)
-    told = _probabilities(model, changed)
+    after = _probabilities(model, changed)
     target = int(_probabilities(model, image).argmax()) if request.target is None else request.target
-    if not target < len(told):
-        raise Refused(422, f"{model.name} has no class {target}: it has {len(told)}")
+    if not target < len(after):
+        raise Refused(422, f"{model.name} has no class {target}: it has {len(after)}")
     return {
         "picture": _png(changed),
-        "top": _top(model, told),
-        "probability": float(told[target]),
+        "top": _top(model, after),
+        "probability": float(after[target]),
         "target": target,
     }
 
@@ -267,23 +267,27 @@ def curve(session: Session, task: CurveTask, job: Job) -> dict[str, Any]:
     curves = _along(model, image, masks, task.fill, target, job).reshape(len(orders), 2, len(counts))
     if random is None:
         random = session.random_curves.put(key, np.mean((curves[1:], curves[1:, ::-1, ::-1]), axis=(0, 1)))
-    fractions = np.array(counts) / count
-    names = ("deletion", "insertion")
+    fractions, (deletion, insertion) = np.array(counts) / count, curves[0]
     return {
         "removed": fractions.tolist(),
-        **{name: line.tolist() for name, line in zip(names, curves[0], strict=True)},
-        "auc": {name: float(np.trapezoid(line, fractions)) for name, line in zip(names, curves[0], strict=True)},
-        "random": {name: line.tolist() for name, line in zip(names, random, strict=True)},
+        "deletion": deletion.tolist(),
+        "insertion": insertion.tolist(),
+        "auc": {"deletion": _area(deletion, fractions), "insertion": _area(insertion, fractions)},
+        "random": {"deletion": random[0].tolist(), "insertion": random[1].tolist()},
         "strip": [
             {
                 "fraction": float(fractions[step]),
                 "picture": _png(_without(image, masks[step], task.fill)),
-                "probability": float(curves[0][0][step]),
+                "probability": float(deletion[step]),
             }
             for step in _STRIP_STEPS
         ],
         "target": target,
     }
+
+
+def _area(curve: Array, fractions: Array) -> float:
+    return float(((curve[1:] + curve[:-1]) / 2) @ np.diff(fractions))
 
 
 def _mask(order: Array, count: int, invert: bool, grid: tuple[int, int]) -> Array:

@@ -65,7 +65,11 @@ class Job:
         now = time.monotonic()
         if now - self._last_report >= _PROGRESS_SECONDS:
             self._last_report = now
-            self.send({"event": "progress", "done": self.done, "seconds": now - self.start})
+            self.send(self.progress)
+
+    @property
+    def progress(self) -> Event:
+        return {"event": "progress", "done": self.done, "seconds": time.monotonic() - self.start}
 
     def part(self, first: float, last: float) -> Callable[[float, float | None], None]:
         """Return the ``on_progress`` of a part of the work."""
@@ -220,8 +224,7 @@ async def stream_events(worker: Worker, works: Sequence[Work], is_gone: IsGone) 
         worker.put(jobs)
     except Refused as error:  # others were faster, and the answer has begun
         for task in left:
-            yield _line({"task": task, "event": "error", "message": str(error), "status": error.status})
-        left.clear()
+            events.put_nowait({"task": task, "event": "error", "message": str(error), "status": error.status})
     try:
         while left:
             try:
@@ -231,11 +234,12 @@ async def stream_events(worker: Worker, works: Sequence[Work], is_gone: IsGone) 
             if await is_gone():
                 return
             if event is None:
-                for task in (task for task in sorted(left) if jobs[task].start):
-                    seconds = time.monotonic() - jobs[task].start
-                    yield _line({"task": task, "event": "progress", "done": jobs[task].done, "seconds": seconds})
+                for task in sorted(left):
+                    if jobs[task].start:
+                        yield _line({"task": task, **jobs[task].progress})
             elif event["task"] in left:
-                left -= {event["task"]} if event["event"] in ("result", "error") else set()
+                if event["event"] in ("result", "error"):
+                    left.remove(event["task"])
                 yield _line(event)
         yield _line({"event": "end"})
     finally:

@@ -25,40 +25,37 @@ from vitreous.web.connections import BACKLOG, TimedProtocol
 from vitreous.web.runs import router
 from vitreous.web.security import LOOPBACK
 
-__all__ = ["Server", "bound", "named_runs"]
-
-_TAKEN = (errno.EADDRINUSE,)
+__all__ = ["Server", "listen", "named_runs"]
 
 
 class Server:
     """A server on a socket that listens already. ``address`` is what to open in a browser.
 
-    ``host`` is what the socket was asked for, ``data`` where the pictures of runs are, ``options`` what the models were
-    loaded with.
+    ``host`` is what the socket was asked for, ``data`` where the pictures of runs are, ``load_options`` what the models
+    were loaded with.
     """
 
     def __init__(
         self,
-        place: socket.socket,
+        listener: socket.socket,
         host: str,
         models: Mapping[str, vt.VisionModel],
         runs: Mapping[str, Path],
         memory_gb: float | None = None,
-        options: Mapping[str, Any] | None = None,
+        load_options: Mapping[str, Any] | None = None,
         data: str | Mapping[str, str] | None = None,
     ) -> None:
-        self.socket = place
-        name, self.port = place.getsockname()[:2]
-        where = ipaddress.ip_address(name.partition("%")[0])
-        local = where.is_loopback
-        host = "127.0.0.1" if where.is_unspecified else host  # what listens everywhere is here too
-        shown = f"[{host}]" if ":" in host else host
-        self.token = None if local else secrets.token_urlsafe(24)
-        self.address = f"http://{shown}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
-        self.explorer = Explorer(models, runs, memory_gb, options)
-        names = [*LOOPBACK, shown.lower()] if local else None
+        self.socket = listener
+        name, self.port = listener.getsockname()[:2]
+        ip = ipaddress.ip_address(name.partition("%")[0])
+        host = "127.0.0.1" if ip.is_unspecified else host  # what listens everywhere is here too
+        host = f"[{host}]" if ":" in host else host
+        self.token = None if ip.is_loopback else secrets.token_urlsafe(24)
+        self.address = f"http://{host}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
+        self.explorer = Explorer(models, runs, memory_gb, load_options)
+        names = [*LOOPBACK, host.lower()] if ip.is_loopback else None
         guard = create_app(self.explorer, self.token, names, [router(runs, data, models)])
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "http": TimedProtocol,
             "backlog": BACKLOG,
             "proxy_headers": False,  # nobody stands before it, so no header may say who asks
@@ -68,7 +65,7 @@ class Server:
             "access_log": False,  # addresses may hold the token
             "timeout_graceful_shutdown": 1,
         }
-        self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", **how))
+        self.server = uvicorn.Server(uvicorn.Config(guard, lifespan="off", **options))
 
     def run(self) -> None:
         """Answer until told to stop: by a signal, or by ``stop`` from another thread."""
@@ -78,9 +75,9 @@ class Server:
             self.socket.close()
 
     async def _serve(self) -> None:
-        watching = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(self._watch())
         await self.server.serve(sockets=[self.socket])
-        await watching
+        await watch
 
     async def _watch(self) -> None:
         """Drop all work as soon as the end is near: streams that still wait for something would hold it up."""
@@ -94,39 +91,37 @@ class Server:
 
     def open(self) -> threading.Thread:
         """Show the page in the browser of this machine, which may take its time."""
-        opening = threading.Thread(target=webbrowser.open, args=(self.address,), daemon=True)
-        opening.start()
-        return opening
+        thread = threading.Thread(target=webbrowser.open, args=(self.address,), daemon=True)
+        thread.start()
+        return thread
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens there, or say in one line why it cannot."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise VitreousError(f"--host {host} is no address of this machine: {error}") from None
-    made = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
         if os.name != "nt":  # there it would share a port that is taken
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        made.listen(BACKLOG)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
-        made.close()
-        if port and error.errno in _TAKEN:
+        listener.close()
+        if port and error.errno == errno.EADDRINUSE:
             raise VitreousError(f"--port {port} of {host} is in use; take another, or --port 0 for any") from None
         raise VitreousError(f"--host {host} --port {port} cannot be used: {error.strerror}") from None
-    return made
+    return listener
 
 
 def named_runs(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the folders of runs by a name each, for addresses; refuse what is no run."""
-    found: dict[str, Path] = {}
-    for folder in dict.fromkeys(each.resolve() for each in folders):
+    runs: dict[str, Path] = {}
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
         Store.open(folder)
-        plain = disk.safe_name(folder.name)
-        name, count = plain, 2
-        while name in found:
-            name, count = f"{plain}-{count}", count + 1
-        found[name] = folder
-    return found
+        base = disk.safe_name(folder.name)
+        names = (base, *(f"{base}-{count}" for count in range(2, len(folders) + 2)))
+        runs[next(name for name in names if name not in runs)] = folder
+    return runs

@@ -205,12 +205,12 @@ def collect_warnings() -> Iterator[list[str]]:
 
 def _warnings_by_method(methods: Sequence[str], texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return what was warned about each of several maps: what names its method, or names none of them."""
-    found: dict[str, list[str]] = {method: [] for method in methods}
+    by_method: dict[str, list[str]] = {method: [] for method in methods}
     for text in texts:
         named = [method for method in methods if method in text or display_name(method) in text]
         for method in [max(named, key=len)] if named else methods:
-            found[method].append(text)
-    return {method: tuple(texts) for method, texts in found.items()}
+            by_method[method].append(text)
+    return {method: tuple(texts) for method, texts in by_method.items()}
 
 
 # -- maps ----------------------------------------------------------------------------------------------

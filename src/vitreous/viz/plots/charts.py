@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ class Mean:
     """A mean with its interval; NaN where there is none. ``count`` values were averaged; few of them are thin."""
 
     value: float
-    low: float
-    high: float
+    lower: float
+    upper: float
     count: int = 0
     thin: bool = False
 
@@ -36,11 +37,11 @@ def limits(values: Sequence[Any], zero: bool = False, room: float = 0.06) -> tup
     """Return a range that holds all finite values, with a little room; with ``zero``, zero too."""
     flat = np.concatenate([np.ravel(np.asarray(value, np.float64)) for value in values]) if values else np.zeros(0)
     flat = flat[np.isfinite(flat)]
-    low, high = (float(flat.min()), float(flat.max())) if len(flat) else (0.0, 1.0)
+    lower, upper = (float(flat.min()), float(flat.max())) if len(flat) else (0.0, 1.0)
     if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    span = high - low or max(abs(high), 1.0) * 0.1
-    return (low - room * span if low else 0.0), high + room * span
+        lower, upper = min(lower, 0.0), max(upper, 0.0)
+    span = upper - lower or max(abs(upper), 1.0) * 0.1
+    return (lower - room * span if lower else 0.0), upper + room * span
 
 
 # -- bars ----------------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ def bars(
     figure, top = style.new_figure(inches, 0.05 + height + 0.24, title, note)
     ax = style.axes(figure, left, top + 0.05, room, height, frame="bottom")
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ends = [end for name in scored for end in (means[name].value, means[name].low, means[name].high)]
+    ends = [end for name in scored for end in (means[name].value, means[name].lower, means[name].upper)]
     ax.set_xlim(*limits(ends, zero=True, room=0.04))
     style.ticks(ax, "y", range(len(names)), short)
     ax.tick_params(axis="y", length=0)
@@ -78,14 +79,18 @@ def bars(
     style.ticks(ax, "x", marks)
     style.rules(ax, "x", marks)
     style.line(ax, [0, 0], ax.get_ylim(), SOFT_INK, zorder=3, label="_zero", scalex=False, scaley=False)
-    options: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center_baseline"}
     for row, (name, string) in enumerate(zip(names, texts, strict=True)):
-        mean, colour = means[name], styles[name].colour
-        if row < len(scored):
-            ax.barh(row, mean.value, 0.62, color=colour, alpha=0.35, linewidth=0, label=name, zorder=2)
-            style.line(ax, [mean.low, mean.high], [row, row], colour, 1.6, zorder=4, label="_interval")
-        text(ax, 1 + 0.06 / room, row, string, SMALL, INK if row < len(scored) else SOFT_INK, **options)
+        _draw_bar(ax, row, name, means[name], styles[name].colour, string, 1 + 0.06 / room)
     return figure
+
+
+def _draw_bar(ax: Any, row: int, name: str, mean: Mean, colour: str, string: str, x: float) -> None:
+    is_scored = not math.isnan(mean.value)
+    if is_scored:
+        ax.barh(row, mean.value, 0.62, color=colour, alpha=0.35, linewidth=0, label=name, zorder=2)
+        style.line(ax, [mean.lower, mean.upper], [row, row], colour, 1.6, zorder=4, label="_interval")
+    options: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center_baseline"}
+    text(ax, x, row, string, SMALL, INK if is_scored else SOFT_INK, **options)
 
 
 def _same_decimals(values: Sequence[float]) -> list[str]:
@@ -116,46 +121,49 @@ def bins(
     Thin bins are pale on grey. ``edges`` are where the bins begin and, last, where they end.
     """
     names, count = list(means), len(edges) - 1
-    if not names or any(len(row) != count for row in means.values()) or count < 1:
+    if count < 1 or {len(row) for row in means.values()} != {count}:
         raise VitreousError(f"every method needs a mean in each of the {max(0, count)} bins")
     styles, inches = styles or style.line_styles(names), style.to_inches(width)
-    by_bin = list(zip(*means.values(), strict=True))
-    counts = [max(mean.count for mean in column) for column in by_bin]
-    thin = [any(mean.thin for mean in column) for column in by_bin]
-    scale = limits([[mean.value, mean.low, mean.high] for row in means.values() for mean in row])
-    marks = style.nice_ticks(*scale)
-    beside = line_height(SIZE) + 0.03
-    left = widest([*map(number, marks), str(max(counts))]) + 0.12 + beside
-    room, upper_height, lower_height, gap = inches - left - 0.2, 1.6, 0.35, 0.08
+    scale = limits([(mean.value, mean.lower, mean.upper) for mean in chain(*means.values())])
+    marks, columns = style.nice_ticks(*scale), list(zip(*means.values(), strict=True))
+    counts = [max(mean.count for mean in column) for column in columns]
+    thin = [any(mean.thin for mean in column) for column in columns]
+    label_height = line_height(SIZE) + 0.03
+    left = widest([*map(number, marks), str(max(counts))]) + 0.12 + label_height
+    room, heights, gap = inches - left - 0.2, (1.6, 0.35), 0.08
     below = 0.38 + style.legend_height(names, inches)
-    figure, top = style.new_figure(inches, 0.05 + upper_height + gap + lower_height + below, title, note)
-    top += 0.05
-    upper = style.axes(figure, left, top, room, upper_height, frame="left")
-    lower = style.axes(figure, left, top + upper_height + gap, room, lower_height)
-    for ax in (upper, lower):
+    figure, top = style.new_figure(inches, 0.05 + heights[0] + gap + heights[1] + below, title, note)
+    upper_ax = style.axes(figure, left, top + 0.05, room, heights[0], frame="left")
+    lower_ax = style.axes(figure, left, top + 0.05 + heights[0] + gap, room, heights[1])
+    for ax, string in ((upper_ax, y_label), (lower_ax, "images")):
         ax.set_xlim(0, count)
-        ax.yaxis.set_label_coords(-(left - beside) / room, 0.5)
-    upper.set_ylim(*scale)
-    style.ticks(upper, "y", marks)
-    style.label(upper, "y", y_label)
-    style.rules(upper, "y", marks)
+        style.label(ax, "y", string)
+        ax.yaxis.set_label_coords(-(left - label_height) / room, 0.5)
+    upper_ax.set_ylim(*scale)
+    style.ticks(upper_ax, "y", marks)
+    style.rules(upper_ax, "y", marks)
     for index, name in enumerate(names):
         shift = 0.5 + (index - (len(names) - 1) / 2) * min(0.16, 0.7 / len(names))
-        _draw_bins(upper, shift, means[name], styles[name], name)
-    for index in range(count):
-        if thin[index] and counts[index]:
-            upper.axvspan(index, index + 1, facecolor=_THIN, edgecolor="none", alpha=0.25, linewidth=0, zorder=0.4)
-    colours = [_THIN if is_thin else SOFT_INK for is_thin in thin]
-    lower.bar([index + 0.5 for index in range(count)], counts, 0.8, color=colours, alpha=0.6, linewidth=0)
-    lower.set_ylim(0, 1.05 * max(max(counts), 1))
-    style.ticks(lower, "y", heights := sorted({0, max(counts)}), [str(height) for height in heights])
-    style.label(lower, "y", "images")
+        _draw_bins(upper_ax, shift, means[name], styles[name], name)
+    _draw_counts(upper_ax, lower_ax, counts, thin)
     texts = _fewest_digits(edges)
     step = math.ceil((count + 1) * (widest(texts) + 0.08) / room)
-    style.ticks(lower, "x", range(0, count + 1, step), texts[::step])
-    style.label(lower, "x", x_label)
+    style.ticks(lower_ax, "x", range(0, count + 1, step), texts[::step])
+    style.label(lower_ax, "x", x_label)
     style.legend(figure, styles, names, lines=False)
     return figure
+
+
+def _draw_counts(upper_ax: Any, ax: Any, counts: Sequence[int], thin: Sequence[bool]) -> None:
+    """Draw how many values each bin holds, and grey behind thin bins."""
+    for index, (count, is_thin) in enumerate(zip(counts, thin, strict=True)):
+        if count and is_thin:
+            upper_ax.axvspan(index, index + 1, facecolor=_THIN, edgecolor="none", alpha=0.25, linewidth=0, zorder=0.4)
+    most, middles = max(counts), [index + 0.5 for index in range(len(counts))]
+    colours = [_THIN if is_thin else SOFT_INK for is_thin in thin]
+    ax.bar(middles, counts, 0.8, color=colours, alpha=0.6, linewidth=0)
+    ax.set_ylim(0, 1.05 * max(most, 1))
+    style.ticks(ax, "y", sorted({0, most}), [str(value) for value in sorted({0, most})])
 
 
 def _draw_bins(ax: Any, shift: float, means: Sequence[Mean], look: LineStyle, name: str) -> None:
@@ -165,7 +173,7 @@ def _draw_bins(ax: Any, shift: float, means: Sequence[Mean], look: LineStyle, na
     for position, mean in zip(x, means, strict=True):
         if not math.isnan(mean.value):
             pale: dict[str, Any] = {"alpha": 0.45 if mean.thin else 1.0, "label": "_bin"}
-            style.line(ax, [position, position], [mean.low, mean.high], look.colour, 1, zorder=3, **pale)
+            style.line(ax, [position, position], [mean.lower, mean.upper], look.colour, 1, zorder=3, **pale)
             style.line(ax, [position], [mean.value], look.colour, 0, look.marker, markersize=2.8, zorder=4, **pale)
 
 
@@ -217,16 +225,16 @@ def histogram(
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """``y`` over ``x`` under a name, with a band from ``low`` to ``high`` where they are given; NaN leaves a gap."""
+    """``y`` over ``x`` under a name, with a band from ``lower`` to ``upper`` where they are given; NaN leaves a gap."""
 
     name: str
     x: Floats
     y: Floats
-    low: Floats | None = None
-    high: Floats | None = None
+    lower: Floats | None = None
+    upper: Floats | None = None
 
     def __post_init__(self) -> None:
-        for values in (self.y, self.low, self.high):
+        for values in (self.y, self.lower, self.upper):
             if values is not None and np.shape(values) != np.shape(self.x):
                 raise VitreousError(f"{self.name}: {np.shape(values)} values do not fit {np.shape(self.x)} places")
 
@@ -264,25 +272,23 @@ def lines(
     """Draw panels side by side; up to six lines are named at their ends, more in a legend below."""
     if not any(panel.lines for panel in panels):
         raise VitreousError("there are no lines to draw")
-    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+    names = _names(panels)
     styles = styles or style.line_styles(names)
     inches = style.to_inches(("column" if len(panels) == 1 else "page") if width is None else width)
     has_legend = len(names) > style.MAX_NAMED_LINES
-    scales = [_scale(panel, panels) for panel in panels]
-    lefts = [_left(panel, scale) for panel, scale in zip(panels, scales, strict=True)]
+    scales, lefts = zip(*(_scale(panel, panels) for panel in panels), strict=True)
     right = 0.08 if has_legend else style.names_width(names) + 0.12
     room = (inches - sum(lefts) - right - _GAP * (len(panels) - 1)) / len(panels)
     if room < 0.5:
         raise VitreousError(f"{len(panels)} panels do not fit into {inches:g} inches; choose a larger width")
-    titles = line_height(SIZE) + line_height() * any(panel.note for panel in panels)
-    titles = titles + 0.02 if any(panel.title for panel in panels) else 0.0
-    below = 0.2 + line_height(SIZE) * any(panel.x_label for panel in panels)
+    titles, below = _heights(panels)
     below += style.legend_height(names, inches) if has_legend else 0.0
     figure, top = style.new_figure(inches, 0.06 + titles + height + below, title, note)
     x = 0.0
     for panel, scale, left in zip(panels, scales, lefts, strict=True):
         ax = style.axes(figure, x + left, top + 0.06 + titles, room, height)
-        _draw_panel(ax, panel, scale, styles, height)
+        _draw_panel(ax, panel, scale, styles)
+        _write_titles(ax, panel, height)
         x += left + room + _GAP
     if has_legend:
         style.legend(figure, styles, names)
@@ -291,42 +297,51 @@ def lines(
     return figure
 
 
+def _names(panels: Sequence[LinePanel]) -> list[str]:
+    return list(dict.fromkeys(series.name for panel in panels for series in panel.series))
+
+
+def _heights(panels: Sequence[LinePanel]) -> tuple[float, float]:
+    """Return the inches that the titles of panels take above, and ticks and labels below."""
+    titles = line_height(SIZE) + line_height() * any(panel.note for panel in panels) + 0.02
+    below = 0.2 + line_height(SIZE) * any(panel.x_label for panel in panels)
+    return titles if any(panel.title for panel in panels) else 0.0, below
+
+
 def _ends(panel: LinePanel, styles: Mapping[str, LineStyle]) -> list[tuple[str, LineStyle, float, float]]:
     """Return name, style, last value and mean of every line that has any."""
     finite = [(series.name, series.y[np.isfinite(series.y)]) for series in panel.series]
     return [(name, styles[name], float(values[-1]), float(values.mean())) for name, values in finite if len(values)]
 
 
-def _scale(panel: LinePanel, panels: Sequence[LinePanel]) -> tuple[float, float]:
-    """Return the range of a panel and of all that show the same quantity."""
+def _scale(panel: LinePanel, panels: Sequence[LinePanel]) -> tuple[tuple[float, float], float]:
+    """Return the range of a panel and of all that show the same quantity, and the inches left of its axes."""
     alike = [other for other in panels if other is panel or panel.y_label == other.y_label != ""]
-    columns = [column for other in alike for series in other.series for column in (series.y, series.low, series.high)]
-    return limits([column for column in columns if column is not None])
-
-
-def _left(panel: LinePanel, scale: tuple[float, float]) -> float:
+    series = [line for other in alike for line in other.series]
+    scale = limits([values for line in series for values in (line.y, line.lower, line.upper) if values is not None])
     numbers = widest([number(mark) for mark in style.nice_ticks(*scale)])
-    return numbers + 0.12 + (line_height(SIZE) + 0.03 if panel.y_label else 0.0)
+    return scale, numbers + 0.12 + (line_height(SIZE) + 0.03 if panel.y_label else 0.0)
 
 
-def _draw_panel(
-    ax: Any, panel: LinePanel, scale: tuple[float, float], styles: Mapping[str, LineStyle], height: float
-) -> None:
+def _draw_panel(ax: Any, panel: LinePanel, scale: tuple[float, float], styles: Mapping[str, LineStyle]) -> None:
     ax.set_ylim(*scale)
     marks = style.nice_ticks(*scale)
     style.ticks(ax, "y", marks)
     x = np.concatenate([series.x for series in panel.lines])
-    low, high = float(np.nanmin(x)), float(np.nanmax(x))
-    margin = 0.5 if high == low else 0.04 * (high - low) if panel.markers else 0.0
-    ax.set_xlim(low - margin, high + margin)
+    lower, upper = float(np.nanmin(x)), float(np.nanmax(x))
+    margin = 0.5 if upper == lower else 0.04 * (upper - lower) if panel.markers else 0.0
+    ax.set_xlim(lower - margin, upper + margin)
     style.rules(ax, "y", marks)
-    style.ticks(ax, "x", list(panel.x_ticks) or style.nice_ticks(low, high))
+    style.ticks(ax, "x", list(panel.x_ticks) or style.nice_ticks(lower, upper))
     for level in panel.levels:  # one value, all the way across
-        band = [None if values is None else values[[0, 0]] for values in (level.low, level.high)]
-        ends = Series(level.name, np.array([low - margin, high + margin]), level.y[[0, 0]], *band)
+        band = [None if values is None else values[[0, 0]] for values in (level.lower, level.upper)]
+        ends = Series(level.name, np.array([lower - margin, upper + margin]), level.y[[0, 0]], *band)
         _draw_series(ax, ends, styles[level.name], False)
     for series in panel.lines:
         _draw_series(ax, series, styles[series.name], panel.markers or len(series.x) == 1)
+
+
+def _write_titles(ax: Any, panel: LinePanel, height: float) -> None:
     for axis, string in (("x", panel.x_label), ("y", panel.y_label)):
         if string:
             style.label(ax, axis, string)
@@ -339,9 +354,9 @@ def _draw_panel(
 
 
 def _draw_series(ax: Any, series: Series, look: LineStyle, has_markers: bool) -> None:
-    if series.low is not None and series.high is not None:
+    if series.lower is not None and series.upper is not None:
         alpha = 0.10 if look.is_control else 0.15
-        ax.fill_between(series.x, series.low, series.high, color=look.colour, alpha=alpha, linewidth=0, zorder=1)
+        ax.fill_between(series.x, series.lower, series.upper, color=look.colour, alpha=alpha, linewidth=0, zorder=1)
     width, zorder = (0.9, 2) if look.is_control else (1.3, 3)
     marker = "o" if has_markers else "none"
     style.line(ax, series.x, series.y, look.colour, width, marker, look.dashes, label=series.name, zorder=zorder)

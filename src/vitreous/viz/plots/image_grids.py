@@ -49,53 +49,52 @@ def matrix(
     The number stands in every cell that is large enough for it. ``limits`` are the values of the two ends.
     """
     table = np.asarray(values, np.float64)
-    if table.ndim != 2 or table.shape[0] != table.shape[1] or len(names) != len(table) or not len(table):
+    if table.shape != (len(names), len(names)) or not len(names):
         raise VitreousError(f"a matrix of shape {list(table.shape)} does not fit {len(names)} names")
-    low, high = _matrix_limits(table, limits)
+    lower, upper = _matrix_limits(table, limits)
     inches, count = style.to_inches(width), len(names)
     short = [shorten(name, 0.3 * inches) for name in names]
-    beside = line_height() + 0.06 if axis_label else 0.0
-    left = widest(short) + 0.1 + beside
+    label_height = line_height() + 0.06 if axis_label else 0.0
+    left = widest(short) + 0.1 + label_height
     cell = (inches - left - 0.5) / count
     side, is_upright = cell * count, widest(short) > 0.9 * cell
-    below = (widest(short) if is_upright else line_height()) + 0.12 + beside
+    below = (widest(short) if is_upright else line_height()) + 0.12 + label_height
     figure, top = style.new_figure(inches, 0.05 + side + below, title, note)
     ax = style.axes(figure, left, top + 0.05, side, side, frame="left bottom")
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.set_xlim(0, count)
     ax.set_ylim(count, 0)
-    colours = _matrix_colours(table, low, high)
+    colours = _matrix_colours(table, lower, upper)
     _draw_cells(ax, colours, 0.5 if cell > 0.1 else 0.0)
-    shown = range(0, count, max(1, int(np.ceil(line_height() / cell))))
+    step = max(1, int(np.ceil(line_height() / cell)))
     for axis in "xy":
-        style.ticks(ax, axis, [index + 0.5 for index in shown], [short[index] for index in shown])
+        style.ticks(ax, axis, (np.arange(0, count, step) + 0.5).tolist(), short[::step])
         if axis_label:
             style.label(ax, axis, axis_label)
     ax.tick_params(axis="both", length=0)
-    for tick_label in ax.get_xticklabels() if is_upright else ():
-        tick_label.set(rotation=90)
+    ax.tick_params(axis="x", rotation=90 if is_upright else 0)
     _draw_numbers(ax, table, colours, cell)
-    _draw_bar(style.axes(figure, left + side + 0.1, top + 0.05, 0.08, side), low, high)
+    _draw_bar(style.axes(figure, left + side + 0.1, top + 0.05, 0.08, side), lower, upper)
     return figure
 
 
 def _matrix_limits(table: Array, limits: tuple[float, float] | None) -> tuple[float, float]:
     finite = table[np.isfinite(table)]
-    low, high = limits or (-1.0 if bool((finite < 0).any()) else 0.0, 1.0)
-    if not low < high or (len(finite) and (finite.min() < low - 1e-9 or finite.max() > high + 1e-9)):
+    lower, upper = limits or (-1.0 if bool((finite < 0).any()) else 0.0, 1.0)
+    if not lower < upper or (len(finite) and (finite.min() < lower - 1e-9 or finite.max() > upper + 1e-9)):
         span = f"{finite.min():g} to {finite.max():g}"
-        raise VitreousError(f"values from {span} lie outside the limits {low:g} to {high:g}")
-    if low < 0 and low != -high:
-        raise VitreousError(f"limits {low:g} to {high:g} on both sides of zero must be as far from it as each other")
-    return low, high
+        raise VitreousError(f"values from {span} lie outside the limits {lower:g} to {upper:g}")
+    if lower < 0 and lower != -upper:
+        raise VitreousError(f"limits {lower:g} to {upper:g} on both sides of zero must be as far from it as each other")
+    return lower, upper
 
 
-def _matrix_colours(values: Array, low: float, high: float) -> NDArray[np.float64]:
+def _matrix_colours(values: Array, lower: float, upper: float) -> NDArray[np.float64]:
     """Return RGB in 0 .. 1; grey where a value is not finite."""
-    position = np.clip((values - low) / (high - low), 0, 1)
+    position = np.clip((values - lower) / (upper - lower), 0, 1)
     is_finite = np.isfinite(position)
     position = np.where(is_finite, position, 0.0)
-    if low < 0:
+    if lower < 0:
         rgb = DIVERGING[np.rint(1 + 254 * position).astype(int)] / 255
     else:
         lightness, chroma, hue = np.array(_AMBER).T
@@ -134,16 +133,16 @@ def _two_digits(value: float) -> str:
     return (string.removeprefix("0") if string.startswith("0.") else string).replace("-", "−")
 
 
-def _draw_bar(ax: Any, low: float, high: float) -> None:
-    steps = np.linspace(low, high, 65)
-    colours = _matrix_colours(((steps[1:] + steps[:-1]) / 2)[:, None], low, high)
+def _draw_bar(ax: Any, lower: float, upper: float) -> None:
+    steps = np.linspace(lower, upper, 65)
+    colours = _matrix_colours(((steps[1:] + steps[:-1]) / 2)[:, None], lower, upper)
     ax.set_xlim(0, 1)
-    ax.set_ylim(low, high)
+    ax.set_ylim(lower, upper)
     for below, above, (colour,) in zip(steps[:-1], steps[1:], colours, strict=True):
         ax.axhspan(below, above, facecolor=tuple(colour), edgecolor=tuple(colour), linewidth=0.3)
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.yaxis.tick_right()
-    style.ticks(ax, "y", [low, (low + high) / 2, high])
+    style.ticks(ax, "y", [lower, (lower + upper) / 2, upper])
     ax.tick_params(axis="y", length=2, color=SOFT_INK, labelleft=False, labelright=True, left=False, right=True)
 
 
@@ -173,8 +172,8 @@ def radar(
     labels = [style.wrap(dimension, 0.24 * inches) or [""] for dimension in dimensions]
     angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
     reach = np.minimum(1.0, 1.5 * np.abs(np.cos(angles)))  # a name above or below stands half inside
-    beside = max(widest(rows) * part for rows, part in zip(labels, reach, strict=True)) + 0.12
-    radius = min(inches / 2 - beside, 1.5)
+    margin = max(widest(rows) * part for rows, part in zip(labels, reach, strict=True)) + 0.12
+    radius = min(inches / 2 - margin, 1.5)
     heights = [_label_heights(np.sin(angle), len(rows), radius) for rows, angle in zip(labels, angles, strict=True)]
     half = line_height() / 2 + 0.02
     above = max(0.05, max(rows[0] for rows in heights) + half - radius)
@@ -276,7 +275,7 @@ def strips(
     if tile < 0.12:
         raise VitreousError(f"{count} pictures do not fit into a row of {inches:g} inches; choose fewer, or a width")
     heights = [max(image.height / image.width for image in row) * tile for row in rows.values()]
-    head, under = (line_height() if columns else 0.0) + 0.03, (line_height() if notes else 0.0) + _GAP
+    head, under = line_height() * bool(columns) + 0.03, line_height() * bool(notes) + _GAP
     figure, top = style.new_figure(inches, head + sum(heights) + under * len(heights), title, note)
     total, top = figure.get_size_inches()[1], top + head
     middles = [left + index * (tile + _GAP) + tile / 2 for index in range(count)]
@@ -284,14 +283,16 @@ def strips(
     def write(x: float, y: float, string: str, ink: str = INK, ha: str = "center", va: str = "top") -> None:
         text(figure, x / inches, 1 - y / total, string, SMALL, ink, ha=ha, va=va)
 
-    for middle, column in zip(middles, columns, strict=False):
-        write(middle, top - 0.03, shorten(column, tile + _GAP), SOFT_INK, va="bottom")
+    def write_row(y: float, strings: Sequence[str], ink: str = INK, va: str = "top") -> None:
+        for middle, string in zip(middles, strings, strict=False):
+            write(middle, y, shorten(string, tile + _GAP), ink, va=va)
+
+    write_row(top - 0.03, columns, SOFT_INK, "bottom")
     for name, short, height in zip(rows, names, heights, strict=True):
         write(left - 0.08, top + height / 2, short, ha="right", va="center")
         for middle, image in zip(middles, rows[name], strict=False):
             _draw_image(figure, image.convert("RGB"), middle - tile / 2, top, tile)
-        for middle, string in zip(middles, notes.get(name, ()), strict=False):
-            write(middle, top + height + 0.015, shorten(string, tile + _GAP))
+        write_row(top + height + 0.015, notes.get(name, ()))
         top += height + under
     return figure
 

@@ -19,7 +19,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.viz.canvas import INK, SOFT_INK
 
 Figure = Any
-"""A ``matplotlib.figure.Figure``; matplotlib is not imported before something is drawn."""
+"""A ``matplotlib.figure.Figure``; matplotlib is not imported before something is mpl_axis."""
 
 COLUMN, PAGE = 3.4, 7.0
 SIZE, SMALL = 7.5, 6.5  # points
@@ -106,8 +106,8 @@ def clean(string: str) -> str:
 def _font(size: float, bold: bool = False) -> Any:
     from matplotlib.font_manager import FontProperties
 
-    plain = {"style": "normal", "variant": "normal", "stretch": "normal"}
-    return FontProperties(family=_FAMILY, size=size, weight="bold" if bold else "normal", **plain)
+    normal = dict.fromkeys(("style", "variant", "stretch"), "normal")
+    return FontProperties(family=_FAMILY, size=size, weight="bold" if bold else "normal", **normal)
 
 
 def _set_font(artist: Any, size: float, colour: str, bold: bool = False) -> None:
@@ -206,8 +206,8 @@ def new_figure(width: float, height: float, title: str, note: str) -> tuple[Figu
 
 def axes(figure: Figure, left: float, top: float, width: float, height: float, *, frame: str = "left bottom") -> Any:
     """Return axes at a place in inches from the top left corner, with lines at some of its sides and nothing else."""
-    across, down = figure.get_size_inches()
-    box = (left / across, 1 - (top + height) / down, width / across, height / down)
+    size = figure.get_size_inches()
+    box = (left / size[0], 1 - (top + height) / size[1], width / size[0], height / size[1])
     ax = figure.add_axes(box, facecolor="none", axisbelow=True)
     ax.minorticks_off()
     ax.grid(False)
@@ -225,18 +225,18 @@ def axes(figure: Figure, left: float, top: float, width: float, height: float, *
 def ticks(ax: Any, axis: str, positions: Sequence[float], names: Sequence[str] | None = None) -> None:
     """Put ticks at some positions of the ``"x"`` or ``"y"`` axis, and nowhere else; their numbers where not named."""
     names = [number(position) for position in positions] if names is None else names
-    drawn = {"x": ax.xaxis, "y": ax.yaxis}[axis]
-    drawn.set_ticks(list(positions), labels=[clean(name) for name in names])
-    for tick_label in drawn.get_ticklabels():
+    mpl_axis = {"x": ax.xaxis, "y": ax.yaxis}[axis]
+    mpl_axis.set_ticks(list(positions), labels=[clean(name) for name in names])
+    for tick_label in mpl_axis.get_ticklabels():
         _set_font(tick_label, SMALL, SOFT_INK)
 
 
 def label(ax: Any, axis: str, string: str) -> None:
     """Say what the ``"x"`` or ``"y"`` axis shows."""
-    drawn = {"x": ax.xaxis, "y": ax.yaxis}[axis]
-    drawn.labelpad = 3
-    drawn.label.set_text(clean(string))
-    _set_font(drawn.label, SIZE, SOFT_INK)
+    mpl_axis = {"x": ax.xaxis, "y": ax.yaxis}[axis]
+    mpl_axis.labelpad = 3
+    mpl_axis.label.set_text(clean(string))
+    _set_font(mpl_axis.label, SIZE, SOFT_INK)
 
 
 def line(
@@ -263,17 +263,17 @@ def rules(ax: Any, axis: str, positions: Sequence[float]) -> None:
         line(ax, x, y, FAINT, 0.4, zorder=0.5, label="_rule", scalex=False, scaley=False)
 
 
-def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers from ``low`` to ``high``: steps of 1, 2, 2.5 or 5 times a power of ten, at most so many."""
-    if not high > low:
-        return [low]
-    power = 10.0 ** math.floor(math.log10((high - low) / max(1, most - 1)))
+def nice_ticks(lower: float, upper: float, most: int = 5) -> list[float]:
+    """Return at most so many round numbers in a range: steps of 1, 2, 2.5 or 5 times a power of ten."""
+    if not upper > lower:
+        return [lower]
+    power = 10.0 ** math.floor(math.log10((upper - lower) / max(1, most - 1)))
     for factor in (1, 2, 2.5, 5, 10, 20):
         step = factor * power
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        first, last = math.ceil(lower / step - 1e-9), math.floor(upper / step + 1e-9)
         if last - first + 1 <= most:
             return [round(index * step, 12) for index in range(first, last + 1)]
-    return [low, high]
+    return [lower, upper]
 
 
 # -- names of lines ------------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def names_at_ends(ax: Any, ends: Sequence[tuple[str, LineStyle, float, float]], 
     ``ends`` has name, style, the last value and the mean of each line. Names keep clear of each other; lines that end
     in one place are named in the order of their means.
     """
-    low, top = ax.get_ylim()
+    lower, top = ax.get_ylim()
     step = line_height() / height
-    position = {name: (last - low) / (top - low) for name, _, last, _ in ends}
+    position = {name: (last - lower) / (top - lower) for name, _, last, _ in ends}
     order = sorted(ends, key=lambda end: (round(position[end[0]] / step), end[3]))
     options: dict[str, Any] = {"transform": ax.transAxes, "ha": "left", "va": "center", "clip_on": False}
     for (name, style, _, _), y in zip(order, _apart([position[end[0]] for end in order], step), strict=True):
