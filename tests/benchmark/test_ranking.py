@@ -26,7 +26,7 @@ from vitreous.benchmark.ranking import (
 )
 from vitreous.benchmark.summary import PERTURBS, SHARED, RunStatistics, shared_perturbation
 from vitreous.errors import VitreousError
-from vitreous.methods.masking import filling
+from vitreous.methods.masking import fill_inputs
 from vitreous.metrics.baselines import BASELINES, DROP
 from vitreous.metrics.bootstrap import resamples
 from vitreous.tracing import Context, Target
@@ -295,7 +295,7 @@ def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
     inputs = images(model, 2)
     declared = PERTURBS["occlusion"]
     assert not isinstance(declared, str)
-    painted = filling(Context(model, inputs, Target.of(model, 2)), "occlusion", fill)
+    painted = fill_inputs(Context(model, inputs, Target.of(model, 2)), "occlusion", fill)
     expected = BASELINES[declared[fill]].make(inputs, model.preprocess, 0)
     torch.testing.assert_close(painted, expected.expand_as(inputs))
 

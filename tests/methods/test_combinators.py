@@ -16,8 +16,9 @@ import vitreous as vt
 from entering_points import TARGET, entering, gradient
 from families import FAMILIES, images, verified
 from vitreous.methods import Attribution, compute_attributions
-from vitreous.methods.combinators import Consensus, borne_out, match_values
+from vitreous.methods.consensus import Consensus, agreement
 from vitreous.methods.controls import Centre
+from vitreous.methods.ops import match_values
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, Target
 from zoo import EVERY, look_at
@@ -203,7 +204,7 @@ def test_the_share_that_is_skipped(skip: str, layers: int) -> None:
     model = vt.wrap(FAMILIES["vit"]())  # of three blocks
     _, extras = vt.get_method(f"skipplus(ixg, skip={skip})").attribute(model, images(model, 1), extras=True)
     assert extras["layers"].shape[1] == layers
-    with pytest.raises(vt.VitreousError, match="share of the depth"):
+    with pytest.raises(vt.VitreousError, match=r"skip=1.0 must be at least 0 and below 1"):
         vt.get_method("skipplus(ixg, skip=1.0)")
 
 
@@ -479,7 +480,7 @@ def test_a_noisy_layer_is_left_out() -> None:
     generator = torch.Generator().manual_seed(0)
     truth = torch.rand(4, 16, 16, generator=generator)
     terms = torch.stack([50 * torch.randn(4, 16, 16, generator=generator), truth, 2 * truth], dim=1)
-    weights = borne_out(terms, truth, 1.0)
+    weights = agreement(terms, truth, 1.0)
     assert (weights[:, 0] < 0.2).all()
     assert torch.allclose(weights[:, 1:], torch.ones(4, 2))
 
@@ -488,7 +489,7 @@ def test_a_noisy_layer_is_left_out() -> None:
     ("spec", "said"),
     [
         ("witness(decompx)", "by"),
-        ("witness(decompx, generic, power=0)", "power=0.0 must be above 0"),
+        ("witness(decompx, generic, power=0)", "power=0.0 must be above 0 and at most 16"),
         ("witness(decompx, generic, via=sideways)", "via"),
     ],
 )

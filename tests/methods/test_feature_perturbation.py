@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import vitreous as vt
 from families import FAMILIES, golden, images
 from vitreous.errors import ModelError
-from vitreous.methods.feature_perturbation import Suppressed, complete_linkage
+from vitreous.methods.feature_perturbation import SuppressedColumns, complete_linkage
 from vitreous.tracing.prng import PRNGKey
 from zoo import CLASS, EVERY, look_at
 
@@ -371,7 +371,7 @@ def test_sub_networks_are_suppressed_from_their_first_block_on():
 def test_weights_of_zero():
     """A row that underflowed loses the column; one that has nothing else keeps it."""
     attention = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]]).expand(1, 1, 3, 3)
-    found = Suppressed(torch.tensor([[1]]), torch.tensor([[0.1]]))(attention)[0, 0]
+    found = SuppressedColumns(torch.tensor([[1]]), torch.tensor([[0.1]]))(attention)[0, 0]
     left = 0.3**0.1 * 0.2**0.9
     expected = [[1, 0, 0], [0, 1, 0], [each / (0.7 + left) for each in (0.2, left, 0.5)]]
     assert torch.allclose(found, torch.tensor(expected))

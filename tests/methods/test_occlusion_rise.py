@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import vitreous as vt
 from families import FAMILIES, golden
-from vitreous.methods.occlusion_rise import dependence, designs, enlarging
+from vitreous.methods.occlusion_rise import hsic, mirrored_enlargement, sobol_masks
 from vitreous.tracing.prng import PRNGKey
 from zoo import CLASS, look_at, value_of
 
@@ -89,7 +89,7 @@ def test_rise_of_tokens():
 @pytest.mark.parametrize(("cells", "size"), [(8, 252), (3, 8), (7, 7), (1, 5), (2, 18)])
 def test_enlarging(cells, size):
     """As scipy mirrors at the border; torch repeats there and is the same between the outermost centres."""
-    line = enlarging(cells, size)
+    line = mirrored_enlargement(cells, size)
     values = torch.randn(cells, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = line @ values
     if cells > 1:
@@ -266,7 +266,7 @@ def test_the_closed_form_of_hsic(count):
     generator = torch.Generator().manual_seed(0)
     shown = (torch.rand(count, 6, generator=generator) < 0.5).double()
     scores = torch.randn(count, generator=generator, dtype=torch.float64) + 2 * shown[:, 0] - shown[:, 1] + 3
-    found = dependence(shown, scores)
+    found = hsic(shown, scores)
     assert np.allclose(found, criterion(shown.numpy(), scores.numpy()), rtol=1e-9, atol=1e-14)
     assert found[:2].min() > found[2:].max()
 
@@ -276,16 +276,16 @@ def test_hsic_where_the_median_is_zero():
     scores = torch.arange(-4, 5).double()
     kernel = torch.exp(-((scores[:, None] - scores) ** 2) / (2 * scores.std() ** 2))
     centred = shown - shown.mean(dim=0)
-    assert torch.allclose(dependence(shown, scores), 2 / 9 * (centred.T @ kernel @ centred).diagonal())
-    assert torch.allclose(dependence(shown, torch.zeros(9).double()), torch.zeros(3).double(), atol=1e-15)
+    assert torch.allclose(hsic(shown, scores), 2 / 9 * (centred.T @ kernel @ centred).diagonal())
+    assert torch.allclose(hsic(shown, torch.zeros(9).double()), torch.zeros(3).double(), atol=1e-15)
 
 
 def test_hsic_designs():
     """Points 1, 2, ... of the sequence, the origin left out; 1/2 is rounded to 0."""
     points = qmc.Sobol(16, scramble=False, bits=30).random_base2(6)[1:]
-    assert np.array_equal(designs(63, 4).flatten(1), np.round(points))
-    assert (designs(63, 4)[0] == 0).all()
-    assert designs(500, 8).mean().item() == pytest.approx(0.5, abs=0.01)
+    assert np.array_equal(sobol_masks(63, 4).flatten(1), np.round(points))
+    assert (sobol_masks(63, 4)[0] == 0).all()
+    assert sobol_masks(500, 8).mean().item() == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.parametrize("family", ["vit", "gap", "siglip", "nonsquare", "swin", "hf_vit", "tv_vit"])
@@ -309,7 +309,7 @@ def test_hsic_of_tokens():
     model, x = look_at("registers")
     sub, tokens = whole_and_tokens(model, x)
     found = vt.get_method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
-    masks = designs(20, 2)
+    masks = sobol_masks(20, 2)
     said = [
         sub.logits(scaled(model, tokens, enlarged))[:, CLASS]
         for enlarged in masks.repeat_interleave(2, 1).repeat_interleave(2, 2)
@@ -362,7 +362,7 @@ def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
     [
         ("rise(masks=0)", "masks=0"),
         ("rise(cells=0)", "cells=0"),
-        ("rise(keep=0)", "keep=0.0"),
+        ("rise(keep=0)", "keep=0.0 must be above 0 and below 1"),
         ("rise(keep=1)", "keep=1.0"),
         ("rise(output=rank)", "'rank' is not one of"),
         ("occlusion(window=-1)", "window=-1"),

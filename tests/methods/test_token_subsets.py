@@ -210,7 +210,7 @@ def subsets(model: vt.VisionModel, x: Tensor, method: vt.Method) -> np.ndarray:
     """Which patches every subset keeps, drawn again for one image alone."""
     context = Context(model, x[None], Target.of(model, 1, 1), 0)
     height, width = model.grid(x[None])
-    return method._kept(context, height * width)[0].numpy()  # type: ignore[attr-defined]
+    return method._draw_subsets(context, height * width)[0].numpy()  # type: ignore[attr-defined]
 
 
 def score(model: vt.VisionModel, x: Tensor, keep: np.ndarray, value: str) -> float:
@@ -401,7 +401,7 @@ def test_every_family(family: str) -> None:
         ("refine(constant, ratio=1.0)", "between 0 and 1"),
         ("refine(constant, spread=0.6)", "between 0 and 1"),
         ("refine(constant, ridge=0.0)", "ridge=0.0 must be above 0"),
-        ("refine(constant, doubt=-1)", "doubt=-1.0 must be a number from 0 on"),
+        ("refine(constant, doubt=-1)", "doubt=-1.0 must be at least 0"),
         ("refine(constant, output=luck)", "luck"),
     ],
 )

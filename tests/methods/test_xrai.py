@@ -9,7 +9,7 @@ from torch import nn
 
 import vitreous as vt
 from families import FAMILIES, golden, images, verified
-from vitreous.methods.xrai import segmented
+from vitreous.methods.xrai import segment
 
 SCALES = (50, 100, 150, 250, 500, 1200)
 
@@ -71,7 +71,7 @@ def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
 def test_segments_are_those_of_the_slow_one(noise, least):
     image = picture(48, 37, noise)
     scales = (5, 50, 400)
-    found = segmented(image, scales, sigma=0.8, least=least)
+    found = segment(image, scales, sigma=0.8, min_size=least)
     for scale, labels in zip(scales, found, strict=True):
         assert same_partition(labels, slow_segments(image, scale, 0.8, least))
         assert sorted(set(labels.ravel().tolist())) == list(range(labels.max() + 1))
@@ -83,22 +83,22 @@ def test_long_stretches_of_edges_are_cut_without_a_trace(monkeypatch):
     from vitreous.methods import xrai as felzenszwalb
 
     image = picture(40, 40, 0.2)
-    whole = segmented(image, SCALES, least=10)
+    whole = segment(image, SCALES, min_size=10)
     for size in (1, 97, 10**6):
-        monkeypatch.setattr(felzenszwalb, "_AT_ONCE", size)
-        assert all(np.array_equal(a, b) for a, b in zip(whole, segmented(image, SCALES, least=10), strict=True))
+        monkeypatch.setattr(felzenszwalb, "_CHUNK", size)
+        assert all(np.array_equal(a, b) for a, b in zip(whole, segment(image, SCALES, min_size=10), strict=True))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3, 3.0])
 def test_segments_are_those_of_scikit_image(noise):
     segmentation = pytest.importorskip("skimage.segmentation")
     image = picture(224, 224, noise, seed=1)
-    for scale, labels in zip(SCALES, segmented(image, SCALES, least=150), strict=True):
+    for scale, labels in zip(SCALES, segment(image, SCALES, min_size=150), strict=True):
         assert same_partition(labels, segmentation.felzenszwalb(image, scale=scale, sigma=0.8, min_size=150))
 
 
 def test_one_colour_is_one_segment():
-    (labels,) = segmented(np.zeros((9, 7, 3)), (50,), least=5)
+    (labels,) = segment(np.zeros((9, 7, 3)), (50,), min_size=5)
     assert labels.shape == (9, 7)
     assert not labels.any()
 
@@ -212,9 +212,9 @@ def test_segments_are_made_once_for_all_classes_of_a_comparison(model, monkeypat
 
     def counted(*given, **named):
         made.append(1)
-        return segmented(*given, **named)
+        return segment(*given, **named)
 
-    monkeypatch.setattr(xrai, "segmented", counted)
+    monkeypatch.setattr(xrai, "segment", counted)
     vt.get_method('var(xrai(steps=2, side=48), classes="0,1,2")').attribute(model, images(model, 2), 1)
     assert len(made) == 2
 

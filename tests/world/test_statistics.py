@@ -134,7 +134,7 @@ def test_they_are_the_default(name: str, ran: list[int]) -> None:
     assert how == vt.get_method(f"{name}(steps=3, samples=2, stats=world)")
     found = how.attribute(model, images(model, 2), target=1)
     assert sum(ran) == SCENES
-    given = replace(how, stats=world_statistics(vision_model, (32, 32), how.site(vision_model)))
+    given = replace(how, stats=world_statistics(vision_model, (32, 32), how.point(vision_model)))
     assert torch.equal(found, given.attribute(model, images(model, 2), target=1))
     assert sum(ran) == SCENES
     own = replace(how, stats="own").attribute(model, images(model, 2), target=1)

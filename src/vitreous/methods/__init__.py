@@ -21,6 +21,7 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     surrogates,
     feature_perturbation,
     combinators,
+    consensus,
     var,
     controls,
 )

@@ -89,10 +89,6 @@ class Feedback(Method):
         """What the matrix of a pooling by attention is reduced to, and whether that needs a gradient."""
 
     @property
-    def fixed_output(self) -> str | None:
-        return self.output
-
-    @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 

@@ -83,7 +83,8 @@ class Method:
     @property
     def cost(self) -> tuple[float, float]:
         """Forwards and backwards per image."""
-        return self.info.cost
+        forwards, backwards = (getattr(self, n) if isinstance(n, str) else n for n in self.info.counts)
+        return forwards, backwards
 
     def num_forwards(self, model: VisionModel) -> float:
         """How many inputs this method runs per image on this model: what a progress bar counts."""
@@ -121,8 +122,9 @@ class Method:
 
     @property
     def fixed_output(self) -> str | None:
-        """Which value of the class it explains, whatever was asked for; ``None`` where it explains what was asked."""
-        return None
+        """Which output it explains, whatever was asked for: that of its own parameter; ``None`` for what was asked."""
+        output: str | None = getattr(self, "output", None)
+        return output
 
     def outputs(self, asked: str) -> tuple[str, ...]:
         """Return the values of the class that its map explains, its parts' together, when one was asked for.

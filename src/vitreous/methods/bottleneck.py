@@ -1,13 +1,9 @@
-"""Where bottlenecks are: which layers share a grid, from which patches are read, which places are neighbours.
+"""The information bottleneck: how much of each token can give way to noise before the class is lost.
 
-The information bottleneck: how much of each token can give way to noise before the class is lost.
-
-At a place with the value R (tokens x channels), what goes on is ``Z = λ R + (1 - λ) ε`` with ``λ = sigmoid(α)`` and
+Where the model has the value R (tokens x channels), what goes on is ``Z = λ R + (1 - λ) ε`` with ``λ = sigmoid(α)`` and
 ``ε ~ N(μ, σ²)``, the usual mean and deviation there. Adam lowers ``-log p(class) + β I``, where I is the information
-that still passes: the divergence of ``p(Z | R)`` from ``N(μ, σ²)``, in closed form.
-
-On feature maps λ is smoothed over neighbouring places, and what has hardly ever been active is left out, as the
-original for convolutional networks has it.
+that still passes: the divergence of ``p(Z | R)`` from ``N(μ, σ²)``, in closed form. On feature maps λ is smoothed over
+neighbours, and what has hardly ever been active is left out, as the original for convolutional networks has it.
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -24,27 +21,26 @@ from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
 from vitreous.methods.base import Method, resolve_layer
+from vitreous.methods.ops import gaussian_kernel
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, Target, upcast
 from vitreous.tracing.memory import InnerBatch
+from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches
 from vitreous.tracing.targets import class_logits
 
 __all__ = [
-    "Blur",
-    "Bottlenecks",
-    "Objective",
-    "Optimised",
-    "Prior",
-    "grid_after",
-    "information",
-    "last_read",
-    "layers_of",
-    "refuse_unread",
-    "stage_of",
-]
+    "Blur", "Bottlenecks", "Objective", "Optimised", "Prior", "grid_after", "information", "last_read_block",
+    "layers_of", "refuse_unread", "stage_of",
+]  # fmt: skip
 
 _LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
+_ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
+_LEAST_DEVIATION = 0.01
+_LOSS_SCALE = 1024.0
+_BETAS, _EPS = (0.9, 0.999), 1e-8  # Adam's
+
+# -- layers ------------------------------------------------------------------------------------------------
 
 
 def grid_after(model: VisionModel, layer: int) -> tuple[int, int]:
@@ -52,23 +48,32 @@ def grid_after(model: VisionModel, layer: int) -> tuple[int, int]:
     return model.grid(layer=layer + 1) if layer + 1 < model.depth else model.last_grid()
 
 
-def stage_of(model: VisionModel) -> range:
-    """Return the layers of one grid: all, or the last stage of at least 14 x 14 tokens, or else the longest."""
+def _stages(model: VisionModel) -> list[tuple[range, tuple[int, int]]]:
+    """Return the layers of each grid, with the grid: of what enters a block, or leaves it without a residual stream."""
+    if model.has_residual_stream:
+        return [(stage, model.grid(layer=stage.start)) for stage in model.stages or (range(model.depth),)]
+    grids = [grid_after(model, layer) for layer in range(model.depth)]
+    groups = [(grid, list(layers)) for grid, layers in groupby(range(model.depth), key=grids.__getitem__)]
+    return [(range(layers[0], layers[-1] + 1), grid) for grid, layers in groups]
+
+
+def stage_of(model: VisionModel, layer: int | None = None) -> range:
+    """Return the layers of one grid: those with a layer, or of the last stage of at least 14 x 14, or the longest."""
     stages = _stages(model)
+    if layer is not None:
+        at = resolve_layer(model, layer) if len(stages) > 1 else 0
+        return next(stage for stage, _ in stages if at in stage)
     fine = [stage for stage, grid in stages if min(grid) >= _LEAST_GRID]
     return fine[-1] if fine else max((stage for stage, _ in stages), key=lambda stage: (len(stage), stage.start))
 
 
-def layers_of(model: VisionModel, start: int | None, stop: int | None, third: int) -> tuple[int, ...]:
-    """Return layers ``start .. stop - 1`` inside one stage; what is not given follows from the model."""
-    end = None if stop is None else stop + model.depth if stop < 0 else stop
-    known = start if start is not None else None if end is None else end - 1
-    stage, stages = stage_of(model), _stages(model)
-    if len(stages) > 1 and known is not None:
-        known = resolve_layer(model, known)
-        stage = next(each for each, _ in stages if known in each)
-    first = stage.start + third if start is None else resolve_layer(model, start)
-    last = stage.stop if end is None else end
+def layers_of(model: VisionModel, start: int | None, stop: int | None, skip: int) -> tuple[int, ...]:
+    """Return layers ``start .. stop - 1`` inside one stage; without a start, the first ``skip`` of it are left out."""
+    if stop is not None and stop < 0:
+        stop += model.depth
+    stage = stage_of(model, start if start is not None or stop is None else stop - 1)
+    first = stage.start + skip if start is None else resolve_layer(model, start)
+    last = stage.stop if stop is None else stop
     if not first < last <= model.depth:
         raise ModelError(f"layers {first} .. {last} are none: start must be below stop, stop at most {model.depth}")
     if first not in stage or last - 1 not in stage:
@@ -76,74 +81,58 @@ def layers_of(model: VisionModel, start: int | None, stop: int | None, third: in
     return tuple(range(first, last))
 
 
-def last_read(model: VisionModel) -> int:
+def last_read_block(model: VisionModel) -> int:
     """Return the last block from whose output patches still reach the class."""
     return model.depth - (2 if model.pooling.kind in ("token", "pair") else 1)
 
 
 def refuse_unread(method: Method, model: VisionModel, layer: int) -> None:
     """Refuse a layer from whose output no patch reaches the class."""
-    if layer > last_read(model):
+    if layer > last_read_block(model):
         raise MapError(
             f"{method.info.name}: in {model.name} patches do not reach the class from the output of block {layer}; "
             f"use a layer below it"
         )
 
 
-def _stages(model: VisionModel) -> list[tuple[range, tuple[int, int]]]:
-    """Return the layers of each grid, with the grid: of what enters a block, or leaves it where no stream does."""
-    if model.has_residual_stream:
-        stages = model.stages or (range(model.depth),)
-        return [(stage, model.grid(layer=stage.start)) for stage in stages]
-    grids = [grid_after(model, layer) for layer in range(model.depth)]
-    parts = [(grid, list(group)) for grid, group in groupby(range(model.depth), key=grids.__getitem__)]
-    return [(range(part[0], part[-1] + 1), grid) for grid, part in parts]
+# -- noise and information ---------------------------------------------------------------------------------
 
 
 class Blur(NamedTuple):
-    """A Gaussian over the places of a grid ``[h, w]``, row by row and column by column; a prefix stays as it is.
+    """A Gaussian over the tokens of a grid ``[h, w]``, row by row and column by column; a prefix stays as it is.
 
-    ``down`` ``[h, h]`` and ``across`` ``[w, w]`` take weighted means: the kernel ends at ``round(2 sigma)`` places to
+    ``rows`` ``[h, h]`` and ``columns`` ``[w, w]`` take weighted means: the kernel ends at ``round(2 sigma)`` tokens to
     either side, and what lies beyond an edge is the mirror image of what is inside.
     """
 
-    down: Tensor
-    across: Tensor
+    rows: Tensor
+    columns: Tensor
     prefix: int
 
     @classmethod
     def of(cls, sigma: float, grid: tuple[int, int], prefix: int, like: Tensor) -> Blur | None:
         """Return the blur of a grid; none where it would change nothing."""
-        reach = round(2 * sigma)
-        if reach == 0:
+        radius = round(2 * sigma)
+        if radius == 0:
             return None
-        down, across = (_means(side, sigma, reach).to(like) for side in grid)
-        return cls(down, across, prefix)
+        rows, columns = (_reflected_means(side, gaussian_kernel(sigma, radius)).to(like) for side in grid)
+        return cls(rows, columns, prefix)
 
     def __call__(self, values: Tensor) -> Tensor:
         """Return ``[B, N, C]`` blurred."""
-        height, width = len(self.down), len(self.across)
-        places = values[:, self.prefix :].reshape(len(values), height, width, -1)
-        smooth = torch.einsum("ih,jw,bhwc->bijc", self.down, self.across, places).flatten(1, 2)
+        height, width = len(self.rows), len(self.columns)
+        patches = values[:, self.prefix :].reshape(len(values), height, width, -1)
+        smooth = torch.einsum("ih,jw,bhwc->bijc", self.rows, self.columns, patches).flatten(1, 2)
         return torch.cat([values[:, : self.prefix], smooth], dim=1) if self.prefix else smooth
 
 
-def _means(side: int, sigma: float, reach: int) -> Tensor:
-    """Return the Gaussian weights of all places in a row for each of them, ``[side, side]``."""
-    steps = torch.arange(-reach, reach + 1)
-    weights = torch.exp(-0.5 * (steps.double() / sigma) ** 2)
+def _reflected_means(side: int, kernel: Tensor) -> Tensor:
+    """Return the weights of all tokens in a row for each of them, ``[side, side]``, mirrored at the ends."""
+    offset = torch.arange(len(kernel)) - len(kernel) // 2
     period = max(1, 2 * (side - 1))
-    read = (torch.arange(side)[:, None] + steps).remainder(period)
-    read = torch.minimum(read, period - read) if side > 1 else torch.zeros_like(read)
-    return torch.zeros(side, side, dtype=torch.float64).scatter_add_(
-        1, read, (weights / weights.sum()).expand(side, -1)
-    )
-
-
-_ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
-_LEAST_DEVIATION = 0.01
-_SCALE = 1024.0
-_BETAS, _EPS = (0.9, 0.999), 1e-8
+    source = (torch.arange(side)[:, None] + offset).remainder(period)
+    source = torch.minimum(source, period - source) if side > 1 else torch.zeros_like(source)
+    return torch.zeros(side, side, dtype=torch.float64).scatter_add_(1, source, kernel.expand(side, -1))
 
 
 def information(alpha: Tensor, surprise: Tensor, blur: Blur | None = None) -> Tensor:
@@ -154,15 +143,16 @@ def information(alpha: Tensor, surprise: Tensor, blur: Blur | None = None) -> Te
     ones do not cancel: ``(1-λ)² - 1 = -λ (2-λ)`` and ``-log(1-λ) = softplus(α)``. A blur takes means, so that what is
     left, ``1 - λ``, is the blurred ``sigmoid(-α)``.
     """
-    kept, left = torch.sigmoid(alpha), torch.sigmoid(-alpha)
+    ratio, noise_ratio = torch.sigmoid(alpha), torch.sigmoid(-alpha)
     if blur is None:
-        return 0.5 * kept * (kept * surprise - 1 - left) + F.softplus(alpha)
-    kept, left = blur(kept), blur(left)
-    return 0.5 * kept * (kept * surprise - 1 - left) - left.clamp(min=torch.finfo(left.dtype).tiny).log()
+        return 0.5 * ratio * (ratio * surprise - 1 - noise_ratio) + F.softplus(alpha)
+    ratio, noise_ratio = blur(ratio), blur(noise_ratio)
+    tiny = torch.finfo(noise_ratio.dtype).tiny
+    return 0.5 * ratio * (ratio * surprise - 1 - noise_ratio) - noise_ratio.clamp(min=tiny).log()
 
 
 class Prior(NamedTuple):
-    """Mean and deviation of the noise at one place, ``[B or 1, N or 1, D]``.
+    """Mean and deviation of the noise at one layer, ``[B or 1, N or 1, D]``.
 
     ``active`` is 1 where values were ever different from zero, and 0 elsewhere: nothing passes there.
     """
@@ -181,8 +171,9 @@ class Prior(NamedTuple):
         """
         tokens, width = like.shape[1], like.shape[2] if width is None else width
         if mean.shape[-1] != width or mean.shape[-2] not in (1, tokens):
-            fits, given = [tokens, width], list(mean.shape[-2:])
-            raise ModelError(f"statistics of shape {given} do not fit tokens of shape {fits}")
+            raise ModelError(
+                f"statistics of shape {list(mean.shape[-2:])} do not fit tokens of shape {[tokens, width]}"
+            )
         active = None if active is None or bool(active.all()) else active.to(like)
         return cls(mean.to(like), std.to(like).clamp(min=_LEAST_DEVIATION), active)
 
@@ -190,7 +181,7 @@ class Prior(NamedTuple):
         """Return the prior of these images, one row each."""
         if len(self.mean) == 1:
             return self
-        return Prior(*(None if each is None else each[images] for each in self))  # type: ignore[arg-type]
+        return Prior(self.mean[images], self.std[images], None if self.active is None else self.active[images])
 
     def surprise(self, value: Tensor, by_channel: bool) -> Tensor:
         """Return ``((R - μ) / σ)²`` of every channel, or its mean over the active ones: ``[B, N, D or 1]``."""
@@ -202,11 +193,14 @@ class Prior(NamedTuple):
         counts = self.active.sum(dim=-1, keepdim=True)
         return (squared * self.active).sum(dim=-1, keepdim=True) / counts.clamp(min=1)
 
-    def counted(self, passing: Tensor) -> Tensor:
+    def where_active(self, bits: Tensor) -> Tensor:
         """Return the information ``[B, N, D or 1]`` where what is not active has none: channels count alike."""
         if self.active is None:
-            return passing
-        return passing * (self.active.mean(dim=-1, keepdim=True) if passing.shape[-1] == 1 else self.active)
+            return bits
+        return bits * (self.active.mean(dim=-1, keepdim=True) if bits.shape[-1] == 1 else self.active)
+
+
+# -- optimisation ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -215,9 +209,9 @@ class Objective:
 
     ``by_channel``: a ratio for every channel of a token instead of one for all. ``by_layer``: ratios of its own for
     every layer instead of shared ones. ``every_term``: compress the mean of the information of all layers (Eq. 4 of
-    CoIBA) instead of that of the first (Eq. 8). ``watch``: write the information of every layer down even so. ``half``:
-    the replicas run in float16 where torch holds that safe; ratios, information and Adam do not. ``sigma``: how wide
-    the ratios are blurred over neighbouring places, in places.
+    CoIBA) instead of that of the first (Eq. 8). ``watch``: record the information of every layer even so. ``half``: the
+    replicas run in float16 where torch holds that safe; ratios, information and Adam do not. ``sigma``: how wide the
+    ratios are blurred over neighbours, in tokens.
     """
 
     beta: float
@@ -250,16 +244,16 @@ class _Step(NamedTuple):
 
 @dataclass(eq=False)
 class Bottlenecks:
-    """Bottlenecks at one place of several layers, for a batch of images, each with ratios and Adam of its own.
+    """Bottlenecks at one hook point of several layers, for a batch of images, each with ratios and Adam of its own.
 
-    ``site`` is ``norm1``, or ``input`` of a block (of the head, for the layer after the last). ``tokens`` enter block
-    ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees, on ``grid``. The
+    ``point`` is ``norm1``, or ``resid_pre`` of a block (of the head, for the layer after the last). ``tokens`` enter
+    block ``layers[0]``; the blocks below were run once. ``clean`` is what the first bottleneck sees, on ``grid``. The
     replicas of all images make one long batch that is cut to fit into memory. The noise belongs to (image, step, layer,
     replica), and does not depend on how the batch is cut.
     """
 
-    session: Context
-    site: str
+    context: Context
+    point: str
     layers: Sequence[int]
     tokens: Tensor
     clean: Tensor
@@ -270,166 +264,129 @@ class Bottlenecks:
     grid: tuple[int, int]
 
     def __post_init__(self) -> None:
-        how = self.objective
+        samples, batch = self.objective.samples, self.context.batch
         self.clean = upcast(self.clean)
-        self.shown = self.priors[0].surprise(self.clean, how.by_channel)  # of the first bottleneck: never changes
-        self.blur = Blur.of(how.sigma, self.grid, self.session.model.num_prefix_tokens, self.clean)
-        self.repeated = self.target.repeat(how.samples)
-        at_once = self.session.batch
-        whole = at_once - at_once % how.samples if at_once > how.samples else at_once  # whole images where possible
-        self.inner = InnerBatch(whole)
-        self.draws = self.session.prng_key(self.purpose)
+        self.surprise = self.priors[0].surprise(self.clean, self.objective.by_channel)  # of the first: never changes
+        self.blur = Blur.of(self.objective.sigma, self.grid, self.context.model.num_prefix_tokens, self.clean)
+        self.replicas = self.target.repeat(samples)
+        self.inner = InnerBatch(batch - batch % samples if batch > samples else batch)  # whole images where possible
+        self.key = self.context.prng_key(self.purpose)
 
     def optimise(self) -> Optimised:
         """Return what passes once the ratios have been optimised."""
-        how, (batch, tokens, width) = self.objective, self.clean.shape
-        shape = batch, len(self.layers) if how.by_layer else 1, tokens, width if how.by_channel else 1
+        objective, (batch, tokens, width) = self.objective, self.clean.shape
+        shape = batch, len(self.layers) if objective.by_layer else 1, tokens, width if objective.by_channel else 1
         alpha = self.clean.new_full(shape, _ALPHA)
-        adam = _Adam(alpha, how.lr)
+        first = second = torch.zeros_like(alpha)  # Adam, element by element, so that images do not see each other
         steps: list[tuple[Tensor, ...]] = []
-        for number in range(how.updates):
+        for number in range(objective.updates):
             step = self._step(alpha, number, True)
             gradient, terms = step.gradient, step.terms.mean(dim=2)
-            if how.every_term:
+            if objective.every_term:
                 compressed = terms.mean(dim=1)
             else:
-                pull, compressed = self._pull(alpha)
-                gradient[:, 0] += pull
+                slope, compressed = self._compression(alpha)
+                gradient[:, 0] += slope
             steps.append((compressed, step.score, step.hits, terms))
-            alpha = adam(gradient)
-        history = [torch.stack(each, dim=1) for each in zip(*steps, strict=True)]
-        return Optimised(self._passing(alpha) * (width / math.log(2)), self._named(history))
+            first = torch.lerp(gradient, first, _BETAS[0])
+            second = torch.lerp(gradient**2, second, _BETAS[1])
+            mean = first / (1 - _BETAS[0] ** (number + 1))
+            size = (second / (1 - _BETAS[1] ** (number + 1))).sqrt()
+            alpha = alpha - objective.lr * mean / (size + _EPS)
+        if objective.every_term:
+            bits = self._step(alpha, objective.updates, False).terms.mean(dim=1)
+        else:
+            bits = self._first_information(alpha[:, 0]).mean(dim=-1)
+        history = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
+        named = dict(zip(("information", "relevance", "accuracy", "layer_information"), history, strict=True))
+        if self.target.classes is None:
+            del named["accuracy"]
+        if named["layer_information"].shape[2] == 0:
+            del named["layer_information"]
+        return Optimised(bits * (width / math.log(2)), named)
 
-    def _passing(self, alpha: Tensor) -> Tensor:
-        """Return the information of every token at the end, ``[B, N]``, mean over channels and what was compressed."""
-        if self.objective.every_term:
-            return self._step(alpha, self.objective.updates, False).terms.mean(dim=1)
-        return self._shown(alpha[:, 0]).mean(dim=-1)
+    def _first_information(self, alpha: Tensor) -> Tensor:
+        return self.priors[0].where_active(information(alpha, self.surprise, self.blur))
 
-    def _shown(self, alpha: Tensor) -> Tensor:
-        return self.priors[0].counted(information(alpha, self.shown, self.blur))
-
-    def _named(self, history: list[Tensor]) -> dict[str, Tensor]:
-        compressed, score, hits, terms = history
-        named = {"information": compressed, "relevance": score}
-        if self.target.classes is not None:
-            named["accuracy"] = hits
-        if terms.shape[2] > 0:
-            named["layer_information"] = terms
-        return named
-
-    def _pull(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    def _compression(self, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``β dI/dα`` ``[B, N, C]`` and I ``[B]`` of the first bottleneck, mean over tokens and channels."""
         with torch.enable_grad():
             leaf = alpha[:, 0].detach().requires_grad_()
-            passing = self._shown(leaf).mean(dim=(1, 2))
-            (gradient,) = torch.autograd.grad(self.objective.beta * passing.sum(), leaf)
-        return gradient, passing.detach()
+            bits = self._first_information(leaf).mean(dim=(1, 2))
+            (gradient,) = torch.autograd.grad(self.objective.beta * bits.sum(), leaf)
+        return gradient, bits.detach()
 
     def _step(self, alpha: Tensor, number: int, backward: bool) -> _Step:
         """Run all replicas of all images once, in parts that fit into memory."""
         batch, samples = len(alpha), self.objective.samples
         total = torch.zeros_like(alpha)
 
-        def part(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-            gradient, *told = self._rows(alpha, number, start, stop, backward)
+        def part(start: int, stop: int) -> list[Tensor]:
+            gradient, *results = self._run_replicas(alpha, number, start, stop, backward)
             for image in range(start // samples, (stop - 1) // samples + 1) if backward else ():
                 total[image] += gradient[max(0, image * samples - start) : (image + 1) * samples - start].sum(dim=0)
-            if self.session.on_progress is not None:
-                self.session.on_progress(stop - start)
-            return told[0], told[1], told[2]
+            if self.context.on_progress is not None:
+                self.context.on_progress(stop - start)
+            return results
 
-        tried = self.inner.size
-        parts = self.inner.run(part, batch * samples)
-        if self.inner.size < tried:  # what was too much here is too much for the whole session
-            self.session.batching.size = self.inner.size
-        score, hits, terms = (torch.cat(each) for each in zip(*parts, strict=True))
-        means = (each.reshape(batch, samples, *each.shape[1:]).mean(dim=1) for each in (score, hits, terms))
+        size = self.inner.size
+        results = self.inner.run(part, batch * samples)
+        if self.inner.size < size:  # what was too much here is too much for every other method
+            self.context.batching.size = self.inner.size
+        columns = (torch.cat(column) for column in zip(*results, strict=True))
+        means = (column.reshape(batch, samples, *column.shape[1:]).mean(dim=1) for column in columns)
         return _Step(total / samples, *means)
 
-    def _rows(self, alpha: Tensor, number: int, start: int, stop: int, backward: bool) -> tuple[Tensor, ...]:
+    def _run_replicas(
+        self, alpha: Tensor, number: int, start: int, stop: int, backward: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Run replicas ``start .. stop - 1``: gradient, score, hit and the information of every layer, row by row."""
-        model, how = self.session.model, self.objective
-        images = torch.arange(start, stop, device=alpha.device) // how.samples
+        objective = self.objective
+        replicas = torch.arange(start, stop, device=alpha.device)
+        images = replicas // objective.samples
         with torch.inference_mode(False), torch.set_grad_enabled(backward):
             leaf = alpha[images].detach().requires_grad_(backward)
-            dampers = [
-                _Damper(self, number, index, start, stop, leaf[:, index if how.by_layer else 0], prior.rows(images))
-                for index, prior in enumerate(self.priors)
-            ]
-            changes = dict(zip(self.layers, dampers, strict=True))
-            logits = logits_with_patches(model, self.tokens[images], self.layers[0], self.site, changes, how.half)
-            target = self.repeated.slice_images(start, stop)
+            watched: list[Tensor] = []
+            patches = {
+                layer: partial(
+                    self._add_noise,
+                    alpha=leaf[:, index if objective.by_layer else 0],
+                    prior=prior.rows(images),
+                    key=self.key.at(number, index).select(images).at(replicas % objective.samples),
+                    watched=watched,
+                )
+                for index, (layer, prior) in enumerate(zip(self.layers, self.priors, strict=True))
+            }
+            logits = logits_with_patches(
+                self.context.model, self.tokens[images], self.layers[0], self.point, patches, objective.half
+            )
+            target = self.replicas.slice_images(start, stop)
             score = target.score(logits)
-            noted = [damper.passing for damper in dampers if damper.passing is not None]
-            terms = torch.stack(noted, dim=1) if noted else leaf.new_zeros(len(leaf), 0, leaf.shape[2])
+            terms = torch.stack(watched, dim=1) if watched else leaf.new_zeros(len(leaf), 0, leaf.shape[2])
             gradient = leaf.new_zeros(0)
             if backward:
                 loss = -score.sum()
-                if how.every_term:
-                    loss = loss + how.beta * terms.mean(dim=(1, 2)).sum()
-                scale = _SCALE if how.half else 1.0  # small gradients would be zero in float16
+                if objective.every_term:
+                    loss = loss + objective.beta * terms.mean(dim=(1, 2)).sum()
+                scale = _LOSS_SCALE if objective.half else 1.0  # small gradients would be zero in float16
                 (gradient,) = torch.autograd.grad(scale * loss, leaf)
                 gradient = gradient / scale
         return gradient, score.detach().to(alpha), _hits(target, logits).to(alpha), terms.detach()
 
-    def draw(self, number: int, index: int, start: int, stop: int, shape: torch.Size) -> Tensor:
-        """Return standard normal numbers for these replicas at one layer and step, ``[stop - start, N, D]``."""
-        rows = torch.arange(start, stop, device=self.draws.keys.device)
-        samples = self.objective.samples
-        return self.draws.at(number, index).select(rows // samples).at(rows % samples).normal(*shape[1:])
-
-
-@dataclass(eq=False)
-class _Damper:
-    """``Z = λ R + (1 - λ) ε`` at one layer; notes the information that passes where someone asked."""
-
-    whole: Bottlenecks
-    number: int
-    index: int
-    start: int
-    stop: int
-    alpha: Tensor
-    prior: Prior
-    passing: Tensor | None = None
-
-    def __call__(self, value: Tensor) -> Tensor:
+    def _add_noise(self, value: Tensor, alpha: Tensor, prior: Prior, key: PRNGKey, watched: list[Tensor]) -> Tensor:
+        """Return ``Z = λ R + (1 - λ) ε``; note the information that passes where it is wanted."""
+        objective, blur = self.objective, self.blur
         with torch.autocast(value.device.type, enabled=False):  # the model may run in float16; what is learnt does not
-            return self._damped(value)
-
-    def _damped(self, value: Tensor) -> Tensor:
-        tokens = upcast(value.flatten(1, 2) if value.ndim == 4 else value)
-        how = self.whole.objective
-        if how.every_term or how.watch:
-            with torch.set_grad_enabled(how.every_term and torch.is_grad_enabled()):
-                surprise = self.prior.surprise(tokens, how.by_channel)
-                passing = information(self.alpha, surprise, self.whole.blur)
-                self.passing = self.prior.counted(passing).mean(dim=-1)
-        noise = self.whole.draw(self.number, self.index, self.start, self.stop, tokens.shape).to(tokens)
-        noise = noise.mul_(self.prior.std).add_(self.prior.mean)
-        ratio = torch.sigmoid(self.alpha)
-        ratio = ratio if self.whole.blur is None else self.whole.blur(ratio)
-        damped = torch.lerp(noise, tokens, ratio)
-        damped = damped if self.prior.active is None else damped * self.prior.active
-        return damped.to(value).view_as(value)
-
-
-class _Adam:
-    """Adam, element by element, so that images do not see each other."""
-
-    def __init__(self, start: Tensor, lr: float) -> None:
-        self.at, self.lr, self.count = start, lr, 0
-        self.first, self.second = torch.zeros_like(start), torch.zeros_like(start)
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        """Return where the next step leads."""
-        self.count += 1
-        self.first = torch.lerp(gradient, self.first, _BETAS[0])
-        self.second = torch.lerp(gradient**2, self.second, _BETAS[1])
-        mean = self.first / (1 - _BETAS[0] ** self.count)
-        size = (self.second / (1 - _BETAS[1] ** self.count)).sqrt()
-        self.at = self.at - self.lr * mean / (size + _EPS)
-        return self.at
+            tokens = upcast(value.flatten(1, 2) if value.ndim == 4 else value)
+            if objective.every_term or objective.watch:
+                with torch.set_grad_enabled(objective.every_term and torch.is_grad_enabled()):
+                    surprise = prior.surprise(tokens, objective.by_channel)
+                    watched.append(prior.where_active(information(alpha, surprise, blur)).mean(dim=-1))
+            noise = key.normal(*tokens.shape[1:]).to(tokens).mul_(prior.std).add_(prior.mean)
+            ratio = torch.sigmoid(alpha)
+            mixed = torch.lerp(noise, tokens, ratio if blur is None else blur(ratio))
+            mixed = mixed if prior.active is None else mixed * prior.active
+            return mixed.to(value).view_as(value)
 
 
 def _hits(target: Target, logits: Tensor) -> Tensor:

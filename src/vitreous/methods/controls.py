@@ -1,4 +1,4 @@
-"""Yardsticks: maps that know nothing of the model. A method that does not beat them explains nothing."""
+"""Controls: maps that know nothing of the model. A method that does not beat them explains nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,27 @@ from vitreous.tracing import Context, upcast
 __all__ = ["Centre", "Constant", "Edges", "Random"]
 
 
-def _spread(context: Context, pattern: Tensor) -> Attribution:
-    like = upcast(context.inputs)
-    return Attribution(pattern.to(like).expand(len(like), -1, -1).clone(), {})
+def _same_for_all(context: Context, pattern: Tensor) -> Attribution:
+    inputs = upcast(context.inputs)
+    return Attribution(pattern.to(inputs).expand(len(inputs), -1, -1).clone(), {})
 
 
 @register_method("random", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Random(Method):
-    """Uniform noise on the token grid, drawn from the seed and the image."""
+    r"""Uniform noise on the token grid, drawn from the seed and the image.
+
+    .. math:: M_j \sim U(0, 1)
+
+    Notes
+    -----
+    Cost: nothing.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "random").map.shape
+    torch.Size([16, 16])
+    """
 
     def compute(self, context: Context) -> Attribution:
         grid = context.model.grid(context.inputs)
@@ -34,30 +46,71 @@ class Random(Method):
 @register_method("constant", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Constant(Method):
-    """One everywhere: only the tie rule of a metric ranks it."""
+    r"""One everywhere: only the tie rule of a metric ranks it.
+
+    .. math:: M_j = 1
+
+    Notes
+    -----
+    Cost: nothing.
+
+    Examples
+    --------
+    >>> float(vt.explain(model, image, "constant").map.mean())
+    1.0
+    """
 
     can_be_constant = True
 
     def compute(self, context: Context) -> Attribution:
-        return _spread(context, torch.ones(context.model.grid(context.inputs)))
+        return _same_for_all(context, torch.ones(context.model.grid(context.inputs)))
 
 
 @register_method("centre", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Centre(Method):
-    """Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners."""
+    r"""Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners.
+
+    .. math:: M_{ij} = 1 - \sqrt{(u_i^2 + v_j^2) / 2}
+
+    with :math:`u_i` and :math:`v_j` evenly spaced from -1 to 1 over rows and columns.
+
+    Notes
+    -----
+    Cost: nothing.
+
+    Examples
+    --------
+    >>> float(vt.explain(model, image, "centre").map.min())
+    0.0
+    """
 
     def compute(self, context: Context) -> Attribution:
-        height, width = context.model.grid(context.inputs)
-        down = torch.linspace(-1, 1, height, dtype=torch.float32) if height > 1 else torch.zeros(1)
-        across = torch.linspace(-1, 1, width, dtype=torch.float32) if width > 1 else torch.zeros(1)
-        return _spread(context, 1 - ((down[:, None] ** 2 + across[None] ** 2) / 2).sqrt())
+        rows, columns = (
+            torch.linspace(-1, 1, side, dtype=torch.float32) if side > 1 else torch.zeros(1)
+            for side in context.model.grid(context.inputs)
+        )
+        return _same_for_all(context, 1 - ((rows[:, None] ** 2 + columns[None] ** 2) / 2).sqrt())
 
 
 @register_method("edges", family="yardstick", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Edges(Method):
-    """The strength of edges in the image: the length of the Sobel gradient of the mean over channels."""
+    r"""The strength of edges in the image: the length of the Sobel gradient of the mean over channels.
+
+    .. math:: M = \sqrt{(S * \bar x)^2 + (S^\top * \bar x)^2}
+
+    with S the Sobel kernel, divided by 8, and :math:`\bar x` the mean of the channels.
+
+    Notes
+    -----
+    The tokens of a sub-network are refused. Cost: nothing.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "edges").map.shape
+    torch.Size([128, 128])
+    """
 
     grid = "pixel"
 
@@ -65,6 +118,6 @@ class Edges(Method):
         if context.inputs.ndim != 4:
             raise ModelError("edges needs images, not the tokens of a sub-network")
         grey = F.pad(upcast(context.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
-        across = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
-        sobel = torch.stack([across, across.T]).unsqueeze(1)
+        kernel = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
+        sobel = torch.stack([kernel, kernel.T]).unsqueeze(1)
         return Attribution(F.conv2d(grey, sobel).square().sum(dim=1).sqrt(), {})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,66 +17,60 @@ from vitreous.methods.bottleneck import (
     Optimised,
     Prior,
     grid_after,
-    last_read,
+    last_read_block,
     layers_of,
     refuse_unread,
     stage_of,
-)
+)  # fmt: skip
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
+from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Target, activation_value, upcast
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
 
 __all__ = ["IBA", "CoIBA", "IBAStar"]
 
-_MOST_SIGMA = 100
 _NOISE = 200  # images, where statistics are to come from noise
-_WORDS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
+_STATS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
+
+
+def token_moments(a: Activation) -> Tensor:
+    """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
+    return torch.stack([a.value.mean(dim=1, keepdim=True), a.value.std(dim=1, keepdim=True)], dim=1)
 
 
 class Bottleneck(Method):
-    """What the bottleneck methods share: the clean pass, the prior of the noise, the target.
-
-    ``stats`` is where mean and deviation of the noise come from: ``world`` (64 rendered scenes of the bundled world,
-    run once for a model and input size, then kept), a file that ``vitreous stats`` made of photographs, a
-    ``Statistics``, ``noise`` (200 images of uniform noise, run anew for every batch) or ``own`` (the tokens of the
-    image itself, channel by channel: free, and not what the paper has).
-
-    The places of a feature map are damped as the original for convolutional networks has it: ratios are smoothed by a
-    Gaussian of ``sigma`` places, 1 if nothing is said, and what was different from zero in at most 1 % of the images is
-    set to zero and has no information. Where attention mixes tokens, neighbours are nothing special: no smoothing.
-    """
+    """What the bottleneck methods share: the clean pass, the prior of the noise, the target."""
 
     beta: float
     steps: int
     samples: int
     lr: float
     stats: str | ActivationStats
+    damping: str
     sigma: float | None
+    fixed_output = "logprob"
 
     def __post_init__(self) -> None:
-        if self.sigma is not None and not 0 <= self.sigma <= _MOST_SIGMA:
-            raise SpecError(f"sigma={self.sigma} must be between 0 and {_MOST_SIGMA} places")
-        if self.steps < 2:
-            raise SpecError(f"steps={self.steps} must be at least 2: the last one changes nothing")
-        if self.samples < 1:
-            raise SpecError(f"samples={self.samples} must be at least 1")
-        if not 0 < self.lr < math.inf:
-            raise SpecError(f"lr={self.lr} must be a positive number")
-        if not 0 <= self.beta < math.inf:
-            raise SpecError(f"beta={self.beta} must be a number from 0 on")
-        if not isinstance(self.stats, ActivationStats) and not self.stats:
+        check_intervals(self, beta="[0, inf)", steps="[2, inf)", samples="[1, inf)", lr="(0, inf)")
+        if self.sigma is not None:
+            check_intervals(self, sigma="[0, 100]")
+        check_choice("damping", self.damping, ("token", "channel"))
+        if self.stats == "":
             raise SpecError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
         raise VitreousError(f"{self.info.name} must define layers")
 
-    def site(self, model: VisionModel) -> str:
-        """Return the place in a block whose statistics are needed."""
-        raise VitreousError(f"{self.info.name} must define site")
+    def point(self, model: VisionModel) -> str:
+        """Return the hook point of a block whose statistics are needed."""
+        return "resid_post"
+
+    def clean_records(self, model: VisionModel) -> tuple[Record, ...]:
+        """What enters the block of the first bottleneck of every optimisation, and what that bottleneck sees."""
+        return (Record(self.point(model), activation_value, self.layers(model), grad=False),)
 
     @property
     def updates(self) -> int:
@@ -96,9 +88,7 @@ class Bottleneck(Method):
 
     @property
     def notes(self) -> dict[str, Any]:
-        if self.stats in _WORDS:
-            return {"statistics": _WORDS[str(self.stats)]}
-        return {"statistics": self._given().description}
+        return {"statistics": _STATS[str(self.stats)] if self.stats in _STATS else self._statistics().description}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,59 +98,48 @@ class Bottleneck(Method):
     def dependencies(self) -> dict[str, str]:
         if self.stats == "world":
             return {"stats": f"scenes of version {VERSION}"}  # their numbers follow from the weights
-        return {} if self.stats in _WORDS else {"stats": self._given().fingerprint}
-
-    @property
-    def fixed_output(self) -> str:
-        return "logprob"
+        return {} if self.stats in _STATS else {"stats": self._statistics().fingerprint}
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [*self.clean(model), *([self._own(model)] if self.stats == "own" else [])]
+        return [*self.clean_records(model), *([self._own_moments(model)] if self.stats == "own" else [])]
 
-    def clean(self, model: VisionModel) -> tuple[Record, ...]:
-        """What the first bottleneck of every optimisation sees, and what enters its block."""
-        raise VitreousError(f"{self.info.name} must define clean")
+    def _own_moments(self, model: VisionModel) -> Record:
+        return Record(self.point(model), token_moments, self.layers(model), grad=False)
 
-    def _own(self, model: VisionModel) -> Record:
-        return Record(self.site(model), token_moments, self.layers(model), grad=False)
-
-    def _given(self) -> ActivationStats:
+    def _statistics(self) -> ActivationStats:
         return self.stats if isinstance(self.stats, ActivationStats) else ActivationStats.load(self.stats)
 
-    def width(self, model: VisionModel) -> float:
-        """Return how far ratios are smoothed, in places."""
-        return self.sigma if self.sigma is not None else 0.0 if model.has_residual_stream else 1.0
+    def objective(self, model: VisionModel, **options: Any) -> Objective:
+        """Return what is optimised. Without ``sigma``, ratios of neighbours are smoothed where nothing mixes tokens."""
+        sigma = self.sigma if self.sigma is not None else 0.0 if model.has_residual_stream else 1.0
+        by_channel = self.damping == "channel"
+        return Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=sigma, **options)
 
     def priors(self, context: Context, cache: ActivationCache, like: Tensor) -> list[Prior]:
         """Return mean and deviation of the noise at every layer; on feature maps, also what is ever active."""
-        model, layers = context.model, self.layers(context.model)
-        usual = world_moments(context, self.site(model), layers) if self.stats == "world" else None
+        model, layers, point = context.model, self.layers(context.model), self.point(context.model)
+        usual = world_moments(context, point, layers) if self.stats == "world" else None
         if isinstance(usual, str):
             text = f"{self.info.name}: {usual}; the noise follows the image's own tokens instead of scenes (stats=own)"
             warnings.warn(text, VitreousWarning, stacklevel=2)
-            cache = context.run_pass(Pass((self._own(model),)))
+            cache = context.run_pass(Pass((self._own_moments(model),)))
         if self.stats == "own" or isinstance(usual, str):
-            moments = [(own[:, 0], own[:, 1], (own != 0).any(dim=1)) for own in cache[self._own(model)]]
-            return self._priors(model, moments, like)
-        if usual is None:
-            size = context.inputs.shape[-2:]
-            given = self._noise(context) if self.stats == "noise" else self._given()
-            usual = [given.of(model, size, self.site(model), layer) for layer in layers]
-        moments = [(each.mean[None], each.std[None], each.active[None]) for each in usual]
-        return self._priors(model, moments, like)
-
-    def _priors(
-        self, model: VisionModel, moments: Sequence[tuple[Tensor, Tensor, Tensor]], like: Tensor
-    ) -> list[Prior]:
+            own = cache[self._own_moments(model)]
+            moments = [(value[:, 0], value[:, 1], (value != 0).any(dim=1)) for value in own]
+        else:
+            if usual is None:
+                statistics = self._noise_statistics(context) if self.stats == "noise" else self._statistics()
+                usual = [statistics.of(model, context.inputs.shape[-2:], point, layer) for layer in layers]
+            moments = [(moment.mean[None], moment.std[None], moment.active[None]) for moment in usual]
         like = upcast(like)
         if model.has_residual_stream:
             return [Prior.of(mean, std, like) for mean, std, _ in moments]
-        widths = [model.embed_dim_at(layer + 1) for layer in self.layers(model)]
         return [
-            Prior.of(mean, std, like, active, width) for (mean, std, active), width in zip(moments, widths, strict=True)
+            Prior.of(mean, std, like, active, model.embed_dim_at(layer + 1))
+            for (mean, std, active), layer in zip(moments, layers, strict=True)
         ]
 
-    def _noise(self, context: Context) -> ActivationStats:
+    def _noise_statistics(self, context: Context) -> ActivationStats:
         if context.inputs.ndim != 4:
             raise ModelError(f"{self.info.name}: statistics of noise need a model of images, not of tokens")
         total: ActivationStats | None = None
@@ -177,23 +156,86 @@ class Bottleneck(Method):
             raise TargetError(f"{self.info.name} explains the log-probability; output='prob' has no meaning here")
         return replace(target, output="logprob")
 
+    def optimise_layers(self, context: Context) -> list[tuple[Tensor, Optimised]]:
+        """Return the map and all else for one bottleneck at each layer, one optimisation after the other."""
+        model, target, layers = context.model, self.target(context), self.layers(context.model)
+        for layer in layers:
+            refuse_unread(self, model, layer)
+        cache = self.record(context)
+        outputs = cache[self.clean_records(model)[0]]
+        results = []
+        with torch.inference_mode(False):
+            priors = self.priors(context, cache, outputs[0])
+            for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
+                after, grid = (layer + 1,), cache.grid_at(layer + 1)  # the input of the next block, or of the head
+                optimised = Bottlenecks(
+                    context, "resid_pre", after, tokens, tokens, (prior,), target, self.objective(model), "iba", grid
+                ).optimise()
+                results.append((cache.tokens_to_grid(optimised.bits, layer + 1), optimised))
+        return results
+
 
 @register_method("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
 @dataclass(frozen=True)
 class CoIBA(Bottleneck):
-    """What passes bottlenecks at several layers that share one damping ratio per token.
+    r"""What passes bottlenecks at several layers that share one damping ratio per token.
 
-    ``Z_l = λ R_l + (1 - λ) ε_l`` at the output of the first norm of blocks start .. stop - 1, ``λ = sigmoid(α)`` one
-    number per token (prefix tokens too), ``ε_l ~ N(μ_l, σ_l²)``. Adam lowers ``-log p(class) + β I[R; Z]``, with the
-    first layer's information as the bound of all (Eq. 8). The map is that information at the end, in bits. Only what
-    enters attention is damped; the residual stream is not. Blocks: the upper two thirds; in a hierarchical model the
-    last stage of at least 14 x 14 tokens. In a convolutional network the outputs of a stage's blocks are damped, with
-    one ratio per place, smoothed over neighbours (``sigma`` places: 1 there, 0 elsewhere). ``compress=layers``
-    compresses the mean of all layers' information instead (Eq. 4), ``damping=channel`` has a ratio for every channel,
-    ``ratios=layer`` for every layer; ``watch`` writes every layer's information down. ``half`` runs the replicas in
-    float16, on a GPU. Extras, step by step: ``information``, ``relevance``, ``accuracy``, ``layer_information``. Hong
-    et al., CVPR 2025. Cost: ``(steps - 1) samples`` forwards and backwards of those blocks, one forward, and 64 for the
-    first picture of a model (``stats=world``).
+    .. math::
+        Z_l = \lambda R_l + (1 - \lambda)\, \epsilon_l, \qquad \lambda = \operatorname{sigmoid}(\alpha), \qquad
+        \min_\alpha\; -\log p(\text{class}) + \beta\, I[R; Z], \qquad M_j = I_j
+
+    where :math:`R_l` is the output of the first norm of block l, :math:`\epsilon_l \sim N(\mu_l, \sigma_l^2)`, I is the
+    information of the first layer, the bound of all (Eq. 8), and the map is I of every token at the end, in bits.
+
+    Parameters
+    ----------
+    start, stop : int or None, default None
+        Blocks ``start .. stop - 1``; without them the upper two thirds, in a hierarchical model the last stage of at
+        least 14 x 14 tokens.
+    beta : float, default 1.0
+        The weight of the information.
+    steps : int, default 10
+        How many steps Adam takes, the last one of which changes nothing.
+    samples : int, default 10
+        How many replicas with noise of their own.
+    lr : float, default 1.0
+        Adam's learning rate.
+    stats : str or ActivationStats, default "world"
+        Where mean and deviation of the noise come from: ``"world"`` (64 rendered scenes of the bundled world, run once
+        for a model and input size, then kept), a file that ``vitreous stats`` made of photographs, an
+        ``ActivationStats``, ``"noise"`` (200 images of uniform noise, run anew for every batch) or ``"own"`` (the
+        tokens of the image itself, channel by channel: free, and not what the paper has).
+    compress : {"first", "layers"}, default "first"
+        What I is: the first layer's information, or the mean of all layers' (Eq. 4).
+    damping : {"token", "channel"}, default "token"
+        A ratio for every token, or for every channel of it.
+    ratios : {"shared", "layer"}, default "shared"
+        Whether layers share their ratios.
+    watch : bool, default False
+        Record every layer's information.
+    half : bool, default False
+        Run the replicas in float16, on a GPU.
+    sigma : float or None, default None
+        The Gaussian by which ratios are smoothed over neighbours, in tokens; without it 1 on feature maps of
+        convolutional networks, and 0 elsewhere: where attention mixes tokens, neighbours are nothing special.
+
+    Notes
+    -----
+    Prefix tokens have ratios too. Only what enters attention is damped; the residual stream is not. In a convolutional
+    network the outputs of a stage's blocks are damped, and what was different from zero in at most 1 % of the images is
+    set to zero and has no information. Extras, step by step: ``information``, ``relevance``, ``accuracy``,
+    ``layer_information``. Cost: ``(steps - 1) samples`` forwards and backwards of those blocks, one forward, and 64 for
+    the first picture of a model (``stats="world"``).
+
+    References
+    ----------
+    Hong et al., "Comprehensive Information Bottleneck for Unveiling Universal Attribution to Interpret Vision
+    Transformers", CVPR 2025.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "coiba(steps=2, samples=2, stats=own)").map.shape
+    torch.Size([16, 16])
     """
 
     start: int | None = None
@@ -213,19 +255,18 @@ class CoIBA(Bottleneck):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("compress", self.compress, ("first", "layers"))
-        check_choice("damping", self.damping, ("token", "channel"))
         check_choice("ratios", self.ratios, ("shared", "layer"))
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         third = 0 if model.stages or not model.has_residual_stream else round(model.depth / 3)
         return layers_of(model, self.start, self.stop, third)
 
-    def clean(self, model: VisionModel) -> tuple[Record, ...]:
-        first, point = self.layers(model)[:1], self.site(model)
-        before = "resid_pre" if model.has_residual_stream else point
-        return tuple(Record(name, activation_value, first, grad=False) for name in (before, point))
+    def clean_records(self, model: VisionModel) -> tuple[Record, ...]:
+        first, point = self.layers(model)[:1], self.point(model)
+        points = "resid_pre" if model.has_residual_stream else point, point
+        return tuple(Record(point, activation_value, first, grad=False) for point in points)
 
-    def site(self, model: VisionModel) -> str:
+    def point(self, model: VisionModel) -> str:
         return model.branch_point
 
     def num_forwards(self, model: VisionModel) -> float:
@@ -235,89 +276,77 @@ class CoIBA(Bottleneck):
         if self.half and context.inputs.device.type != "cuda":
             raise ModelError(f"coiba: half=true runs in float16 on a GPU, and the model is on {context.inputs.device}")
         model, target = context.model, self.target(context)
-        layers, point = self.layers(model), self.site(model)
+        layers, point = self.layers(model), self.point(model)
         cache = self.record(context)
-        tokens, clean = (cache[keep][0] for keep in self.clean(model))
+        tokens, clean = (cache[record][0] for record in self.clean_records(model))
         if not model.has_residual_stream:  # the output of a block is the input of the next, or of the head
             layers, point = tuple(layer + 1 for layer in layers), "resid_pre"
             if self.damping == "channel" and len({model.embed_dim_at(layer) for layer in layers}) > 1:
                 raise ModelError(f"coiba: blocks of {model.name} differ in their channels; use damping=token")
-        objective = Objective(
-            self.beta,
-            self.updates,
-            self.samples,
-            self.lr,
-            by_channel=self.damping == "channel",
+        objective = self.objective(
+            model,
             by_layer=self.ratios == "layer",
             every_term=self.compress == "layers",
             watch=self.watch,
             half=self.half,
-            sigma=self.width(model),
         )
-        grid = cache.grid_at(layers[0])
         with torch.inference_mode(False):
-            priors = self.priors(context, cache, clean)
-            places = Bottlenecks(context, point, layers, tokens, clean, priors, target, objective, "coiba", grid)
-            optimised = places.optimise()
+            priors, grid = self.priors(context, cache, clean), cache.grid_at(layers[0])
+            optimised = Bottlenecks(
+                context, point, layers, tokens, clean, priors, target, objective, "coiba", grid
+            ).optimise()
         if self.half and not torch.isfinite(optimised.bits).all():
             raise MapError(f"coiba: the information in {model.name} in float16 is not finite; use half=false")
         return Attribution(cache.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
-class OneLayer(Bottleneck):
-    """IBA: one bottleneck in the residual stream, at the output of a block."""
-
-    damping: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("damping", self.damping, ("token", "channel"))
-
-    def site(self, model: VisionModel) -> str:
-        return "resid_post"
-
-    def clean(self, model: VisionModel) -> tuple[Record, ...]:
-        return (Record("resid_post", activation_value, self.layers(model), grad=False),)
-
-    def _each(self, context: Context) -> list[tuple[Tensor, Optimised]]:
-        """Return the map and all else that was found at each layer, one optimisation after the other."""
-        model, target, layers = context.model, self.target(context), self.layers(context.model)
-        for layer in layers:
-            refuse_unread(self, model, layer)
-        cache = self.record(context)
-        outputs = cache[self.clean(model)[0]]
-        by_channel = self.damping == "channel"
-        how = Objective(self.beta, self.updates, self.samples, self.lr, by_channel, sigma=self.width(model))
-        made = []
-        with torch.inference_mode(False):
-            priors = self.priors(context, cache, outputs[0])
-            for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
-                after, grid = (layer + 1,), cache.grid_at(layer + 1)  # the input of the next block, or of the head
-                places = Bottlenecks(context, "resid_pre", after, tokens, tokens, (prior,), target, how, "iba", grid)
-                optimised = places.optimise()
-                made.append((cache.tokens_to_grid(optimised.bits, layer + 1), optimised))
-        return made
-
-
-@register_method(
-    "iba",
-    family="bottleneck",
-    papers=("schulz2020iba", "hong2025coiba"),
-    cost=(54, 53),
-    revision=3,
-)
+@register_method("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=3)
 @dataclass(frozen=True)
-class IBA(OneLayer):
-    """What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
+class IBA(Bottleneck):
+    r"""What passes one bottleneck in the residual stream, with a damping ratio per token and channel.
 
-    ``Z = λ R + (1 - λ) ε`` at the output of a block, ``λ = sigmoid(α)`` of the shape of R, ``ε ~ N(μ, σ²)``. Adam
-    lowers ``-log p(class) + β I[R; Z]``, I the mean over tokens and channels. The map is I summed over channels, in
-    bits. ``layer`` is half-way up: the sixth block of twelve, as the CoIBA paper says (its script has the fifth).
-    ``damping=token`` has one ratio for all channels of a token. On feature maps of convolutional networks λ is smoothed
-    over neighbours by a Gaussian of ``sigma`` = 1 places, and what is hardly ever active is left out, as in the
-    original; elsewhere ``sigma`` is 0. Summed over layers (``plus``) it is ``iba_star``. Extras, step by step:
-    ``information``, ``relevance``, ``accuracy``. Schulz et al., ICLR 2020. Cost: ``(steps - 1) samples`` forwards and
-    backwards of the blocks above, and one forward.
+    .. math::
+        Z = \lambda R + (1 - \lambda)\, \epsilon, \qquad \lambda = \operatorname{sigmoid}(\alpha), \qquad
+        \min_\alpha\; -\log p(\text{class}) + \beta\, I[R; Z], \qquad M_j = \sum_d I_{jd}
+
+    where R is the output of a block, :math:`\epsilon \sim N(\mu, \sigma^2)`, I the mean information over tokens and
+    channels, and the map is in bits.
+
+    Parameters
+    ----------
+    layer : int or None, default None
+        The block; without it half-way up: the sixth of twelve, as the CoIBA paper says (its script has the fifth).
+    beta : float, default 10.0
+        The weight of the information.
+    steps : int, default 10
+        How many steps Adam takes, the last one of which changes nothing.
+    samples : int, default 10
+        How many replicas with noise of their own.
+    lr : float, default 1.0
+        Adam's learning rate.
+    stats : str or ActivationStats, default "world"
+        Where mean and deviation of the noise come from, as for ``coiba``.
+    damping : {"token", "channel"}, default "channel"
+        A ratio for every token, or for every channel of it.
+    sigma : float or None, default None
+        The Gaussian by which ratios are smoothed over neighbours, as for ``coiba``.
+
+    Notes
+    -----
+    On feature maps of convolutional networks what is hardly ever active is left out, as in the original. Summed over
+    layers (``plus``) it is ``iba_star``. Extras, step by step: ``information``, ``relevance``, ``accuracy``. Cost:
+    ``(steps - 1) samples`` forwards and backwards of the blocks above, and one forward.
+
+    References
+    ----------
+    Schulz et al., "Restricting the Flow: Information Bottlenecks for Attribution", ICLR 2020.
+    Hong et al., "Comprehensive Information Bottleneck for Unveiling Universal Attribution to Interpret Vision
+    Transformers", CVPR 2025.
+
+    Examples
+    --------
+    >>> sorted(vt.explain(model, image, "iba(steps=2, samples=2, stats=own)").extras)
+    ['accuracy', 'information', 'relevance']
     """
 
     layer: int | None = None
@@ -333,31 +362,62 @@ class IBA(OneLayer):
         if self.layer is not None:
             return (resolve_layer(model, self.layer),)
         stage = stage_of(model)
-        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read(model))),)
+        return (min(stage.start + max(0, len(stage) // 2 - 1), max(0, last_read_block(model))),)
 
     def at_layer(self, model: VisionModel, layer: int) -> IBA | None:
-        return replace(self, layer=layer) if layer <= last_read(model) else None
+        return replace(self, layer=layer) if layer <= last_read_block(model) else None
 
     def compute(self, context: Context) -> Attribution:
-        ((bits, all_else),) = self._each(context)
-        return Attribution(bits, all_else.history)
+        ((bits, optimised),) = self.optimise_layers(context)
+        return Attribution(bits, optimised.history)
 
 
 @register_method(
-    "iba_star",
-    family="bottleneck",
-    papers=("hong2025coiba", "schulz2020iba"),
-    cost=(496, 495),
-    revision=2,
+    "iba_star", family="bottleneck", papers=("hong2025coiba", "schulz2020iba"), cost=(496, 495), revision=2
 )
 @dataclass(frozen=True)
-class IBAStar(OneLayer):
-    """IBA at every layer, the maps summed.
+class IBAStar(Bottleneck):
+    r"""IBA at every layer, the maps summed.
 
-    ``sum_l iba(layer=l)`` over the outputs of blocks start .. stop - 1: all of them but those from which patches no
-    longer reach the class, and in a hierarchical model those of one grid. The paper says only that the maps are
-    combined linearly. Extras: ``layers``, one map each. Hong et al., CVPR 2025, where it is the motivation of CoIBA.
-    Cost: that of IBA at each layer, with one clean forward for all.
+    .. math:: M = \sum_l M^{IBA}_l
+
+    over the outputs of blocks ``start .. stop - 1``. The paper, where it is the motivation of CoIBA, says only that the
+    maps are combined linearly.
+
+    Parameters
+    ----------
+    start, stop : int or None, default None
+        Blocks ``start .. stop - 1``; without them all but those from which patches no longer reach the class, and in a
+        hierarchical model those of one grid.
+    beta : float, default 10.0
+        The weight of the information.
+    steps : int, default 10
+        How many steps Adam takes, the last one of which changes nothing.
+    samples : int, default 10
+        How many replicas with noise of their own.
+    lr : float, default 1.0
+        Adam's learning rate.
+    stats : str or ActivationStats, default "world"
+        Where mean and deviation of the noise come from, as for ``coiba``.
+    damping : {"token", "channel"}, default "channel"
+        A ratio for every token, or for every channel of it.
+    sigma : float or None, default None
+        The Gaussian by which ratios are smoothed over neighbours, as for ``coiba``.
+
+    Notes
+    -----
+    Extras: ``layers``, one map each. Cost: that of ``iba`` at each layer, with one clean forward for all.
+
+    References
+    ----------
+    Hong et al., "Comprehensive Information Bottleneck for Unveiling Universal Attribution to Interpret Vision
+    Transformers", CVPR 2025.
+    Schulz et al., "Restricting the Flow: Information Bottlenecks for Attribution", ICLR 2020.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "iba_star(start=4, steps=2, samples=1, stats=own)").extras["layers"].shape
+    torch.Size([3, 16, 16])
     """
 
     start: int | None = None
@@ -374,22 +434,16 @@ class IBAStar(OneLayer):
         layers = layers_of(model, self.start, self.stop, 0)
         if self.stop is not None:
             return layers
-        # what leaves the last block of a stage is on the next stage's grid
-        grid = grid_after(model, layers[0])
-        same = [layer for layer in layers if grid_after(model, layer) == grid]
-        return tuple(layer for layer in same if layer <= last_read(model)) or layers[:1]
+        grid = grid_after(model, layers[0])  # what leaves the last block of a stage is on the next stage's grid
+        read = range(last_read_block(model) + 1)
+        return tuple(layer for layer in layers if grid_after(model, layer) == grid and layer in read) or layers[:1]
 
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + self.updates * self.samples * len(self.layers(model))
 
     def compute(self, context: Context) -> Attribution:
-        maps = [bits for bits, _ in self._each(context)]
+        maps = [bits for bits, _ in self.optimise_layers(context)]
         if len({map_.shape for map_ in maps}) > 1:
             raise ModelError(f"iba_star: blocks {self.layers(context.model)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)
         return Attribution(layers.sum(dim=1), {"layers": layers})
-
-
-def token_moments(a: Activation) -> Tensor:
-    """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
-    return torch.stack([a.value.mean(dim=1, keepdim=True), a.value.std(dim=1, keepdim=True)], dim=1)

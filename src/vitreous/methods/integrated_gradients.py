@@ -1,11 +1,4 @@
-"""Images that paths begin at: baselines of one's own, known by their content.
-
-Guided integrated gradients: a path that first changes what matters least.
-
-Integrated gradients along a path of ever sharper images.
-
-Expected gradients: integrated gradients over many baselines, one random point of each path.
-"""
+"""Integrated gradients along other paths: features of small gradient first, ever sharper images, random baselines."""
 
 from __future__ import annotations
 
@@ -26,36 +19,32 @@ from torch import Tensor
 from vitreous.datasets import file_digest, image_files, pictures
 from vitreous.errors import ModelError, SpecError, one_line
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.input_gradient import PIXEL_GRADIENT, needs_images, over_channels, to_map
+from vitreous.methods.input_gradient import input_map, pixel_gradient, refuse_tokens
+from vitreous.methods.ops import HalfMeans, gaussian_kernel
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Pass, upcast
+from vitreous.registry import check_intervals
+from vitreous.tracing import Context, upcast
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes
 
-__all__ = [
-    "Background",
-    "BlurIG",
-    "GradientShap",
-    "GuidedIG",
-    "gaussian",
-]
+__all__ = ["Background", "BlurIG", "GradientShap", "GuidedIG"]
 
 
 class Background:
-    """Baselines: a tensor ``[K, C, H, W]`` in the model's normalised space, or images as ``explain`` takes them.
+    """Baselines for expected gradients; two are equal if their content is.
 
-    Two are equal if their content is. Tensors, arrays and PIL images are copied; files are read when they are drawn,
-    and must then hold what they held here.
+    Parameters
+    ----------
+    images : Tensor, array, PIL image, path or sequence of such
+        A tensor ``[K, C, H, W]`` in the model's normalised space, or images as ``explain`` takes them. Tensors, arrays
+        and PIL images are copied; files are read when they are drawn, and must then hold what they held here.
     """
 
     def __init__(self, images: Any) -> None:
         self._items = _items(images)
         if not self._items:
             raise SpecError("there are no baselines: give one image or more")
-        told = hashlib.blake2b(digest_size=16)
-        for item in self._items:
-            told.update(_content(item).encode())
-        self.digest = told.hexdigest()
+        self.digest = _digest(*(_item_digest(item).encode() for item in self._items))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -74,16 +63,16 @@ class Background:
 
     def inputs(self, model: VisionModel, like: Tensor, numbers: Tensor) -> Tensor:
         """Return the baselines of some numbers, shaped ``[*numbers.shape, C, H, W]`` as one image of ``like`` is."""
-        wanted, positions = torch.unique(numbers, return_inverse=True)
-        found = torch.stack([self._input(model, like, number) for number in wanted.tolist()])
-        return found.to(like)[positions.to(like.device)]
+        distinct, index = torch.unique(numbers, return_inverse=True)
+        images = torch.stack([self._input(model, like, number) for number in distinct.tolist()])
+        return images.to(like)[index.to(like.device)]
 
     def _input(self, model: VisionModel, like: Tensor, number: int) -> Tensor:
         item = self._items[number]
         tensor = item if isinstance(item, Tensor) else next(iter(pictures(item, model))).tensor
         if tensor.shape != like.shape[1:]:
-            given, wanted = list(tensor.shape), list(like.shape[1:])
-            raise ModelError(f"baseline {number} is {given} for {model.name}, the input is {wanted}")
+            shapes = list(tensor.shape), list(like.shape[1:])
+            raise ModelError(f"baseline {number} is {shapes[0]} for {model.name}, the input is {shapes[1]}")
         return tensor
 
 
@@ -91,55 +80,75 @@ def _items(images: Any) -> tuple[Any, ...]:
     """Return the images one by one: tensors, arrays, PIL images and paths."""
     if isinstance(images, str | Path):
         return tuple(image_files(images))
-    if isinstance(images, Tensor | np.ndarray) and images.ndim == 4:
+    if isinstance(images, Sequence) or (isinstance(images, Tensor | np.ndarray) and images.ndim == 4):
         return tuple(item for image in images for item in _items(image))
     if isinstance(images, Tensor):
         if images.ndim != 3 or not images.is_floating_point() or not bool(torch.isfinite(images).all()):
-            what = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
-            raise SpecError(f"baselines are finite numbers [K, C, H, W] or [C, H, W], got {what}")
+            kind = f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}"
+            raise SpecError(f"baselines are finite numbers [K, C, H, W] or [C, H, W], got {kind}")
         return (images.detach().cpu().clone(),)
     if isinstance(images, np.ndarray | Image.Image):
         return (images.copy(),)
-    if isinstance(images, Sequence):
-        return tuple(item for image in images for item in _items(image))
     raise SpecError(
         f"background={one_line(repr(images))[:60]} is none of normal, scenes, a picture or folder, a tensor, images"
     )
 
 
-def _content(item: Any) -> str:
-    """Return a digest of what one image is."""
+def _item_digest(item: Any) -> str:
     if isinstance(item, Path):
         return file_digest(item)
-    if isinstance(item, Tensor):
-        item = item.double().numpy()
-    values = np.asarray(item)
-    told = hashlib.blake2b(f"{values.dtype} {values.shape} ".encode(), digest_size=16)
-    told.update(np.ascontiguousarray(values).tobytes())
-    return told.hexdigest()
+    values = np.asarray(item.double().numpy() if isinstance(item, Tensor) else item)
+    return _digest(f"{values.dtype} {values.shape} ".encode(), np.ascontiguousarray(values).tobytes())
 
 
-_CLOSE = 1e-9
+def _digest(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
-@register_method("guided_ig", family="input", papers=("kapishnikov2021guided",), cost=(200, 200))
+_TOLERANCE = 1e-9
+
+
+@register_method("guided_ig", family="input", papers=("kapishnikov2021guided",), cost=("steps", "steps"))
 @dataclass(frozen=True)
 class GuidedIG(Method):
-    """Integrated gradients along a path that changes the features of small gradient first.
+    r"""Integrated gradients along a path that changes the features of small gradient first.
 
-    A feature (a channel of a pixel) is a share ``a`` of its way from ``baseline`` to the image: ``x0 + a (x - x0)``.
-    In step t of T, with the gradient g at the point reached and ``b = t / T``: features behind ``b - max_dist`` are
-    moved there. Then, until ``sum |x - x0| (1 - a)`` has come down to ``(1 - b) sum |x - x0|``: of the features not
-    yet at ``b + max_dist``, those whose ``|g|`` is at most the ``fraction`` quantile (the lower of two values; features
-    that may not move count as infinite) go to ``b + max_dist``, or, in the last round, the share of that way that just
-    meets the sum. The map is the sum of g times all movements, over channels. Each gradient is taken before its step,
-    so the map sums to ``s(x) - s(x0)`` only roughly: closer with more steps on the straight path, but with a wide band
-    the error stays (a tenth was measured at ``max_dist=0.2``, 200 and 800 steps alike).
+    .. math:: M = \sum_c \sum_t \frac{\partial s}{\partial z_c}(z_t)\, (z_{t+1} - z_t)_c
 
-    ``max_dist=0`` is the straight path, 1 lets every feature wait. Which feature moves is a matter of order: rounding
-    can exchange two whose gradients are almost the same size, so the path is kept in float64. The map is signed and
-    summed over channels; released code returns channels, and its pictures show absolute values.
-    Kapishnikov et al., CVPR 2021. Cost: ``steps`` forwards and backwards, one after the other.
+    A feature (a channel of a pixel) of the path is a share a of its way from the baseline to the image,
+    :math:`z = x^0 + a (x - x^0)`. In step t of T, with the gradient g at the point reached and b = t / T, features
+    behind b - ``max_dist`` are moved there. Then, until :math:`\sum |x - x^0| (1 - a)` has come down to
+    :math:`(1 - b) \sum |x - x^0|`: of the features not yet at b + ``max_dist``, those whose :math:`|g|` is at most the
+    ``fraction`` quantile (the lower of two values; features that may not move count as infinite) go to b +
+    ``max_dist``, or, in the last round, the share of that way that just meets the sum.
+
+    Parameters
+    ----------
+    steps : int, default 200
+        The number T of steps.
+    fraction : float, default 0.25
+        The quantile of the gradient up to which features move, above 0 and at most 1.
+    max_dist : float, default 0.02
+        How far features may be from the straight path: 0 is the straight path, with 1 every feature may wait.
+    baseline : float, default 0.0
+        One value in normalised space for all of :math:`x^0`; 0 is the mean colour of the training set.
+
+    Notes
+    -----
+    Each gradient is taken before its step, so the map sums to :math:`s(x) - s(x^0)` only roughly: closer with more
+    steps on the straight path, but with a wide band the error stays (a tenth was measured at ``max_dist=0.2``, 200 and
+    800 steps alike). Which feature moves is a matter of order: rounding can exchange two whose gradients are almost the
+    same size, so the path is kept in float64. The map is signed and summed over channels; released code returns
+    channels, and its pictures show absolute values. Cost: ``steps`` forwards and backwards, one after the other.
+
+    References
+    ----------
+    Kapishnikov et al., "Guided Integrated Gradients: an Adaptive Path Method for Removing Noise", CVPR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "guided_ig(steps=4)").map.shape
+    torch.Size([128, 128])
     """
 
     steps: int = 200
@@ -149,70 +158,83 @@ class GuidedIG(Method):
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise SpecError(f"steps={self.steps} must be at least 1")
-        if not 0 < self.fraction <= 1:
-            raise SpecError(f"fraction={self.fraction} must be above 0 and at most 1")
-        if not 0 <= self.max_dist <= 1:
-            raise SpecError(f"max_dist={self.max_dist} must be from 0 to 1")
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.steps, self.steps
+        check_intervals(self, steps="[1, inf)", fraction="(0, 1]", max_dist="[0, 1]")
 
     def compute(self, context: Context) -> Attribution:
         inputs = context.inputs
-        way = inputs.double().flatten(1) - self.baseline
-        size = way.abs()
-        share = torch.zeros_like(way)
-        total = torch.zeros_like(way)
+        difference = inputs.double().flatten(1) - self.baseline
+        size = difference.abs()
+        share, total = torch.zeros_like(difference), torch.zeros_like(difference)
         for step in range(1, self.steps + 1):
-            point = (self.baseline + share * way).reshape(inputs.shape).to(inputs.dtype)
-            cache = context.with_inputs(point).run_pass(Pass((PIXEL_GRADIENT,)))
-            gradient = cache[PIXEL_GRADIENT][0].double().flatten(1)
-            moved = self._moved(share, size, gradient.abs(), step / self.steps)
-            total += gradient * (moved - share) * way
+            point = (self.baseline + share * difference).reshape(inputs.shape).to(inputs.dtype)
+            gradient = pixel_gradient(context.with_inputs(point)).double().flatten(1)
+            moved = self._move(share, size, gradient.abs(), step / self.steps)
+            total += gradient * (moved - share) * difference
             share = moved
-        found = total.reshape(inputs.shape).to(upcast(inputs).dtype)
-        return Attribution(to_map(cache, over_channels(found)), {})
+        return Attribution(input_map(context, total.reshape(inputs.shape).to(upcast(inputs).dtype)), {})
 
-    def _moved(self, share: Tensor, size: Tensor, steepness: Tensor, along: float) -> Tensor:
-        """Return how far every feature ``[B, F]`` is after a step to ``along``; images that are there stay there."""
-        behind, ahead = max(along - self.max_dist, 0.0), min(along + self.max_dist, 1.0)
-        lower = int((size.shape[1] - 1) * self.fraction) + 1
-        goal = size.sum(dim=1) * (1 - along)
+    def _move(self, share: Tensor, size: Tensor, steepness: Tensor, progress: float) -> Tensor:
+        """Return how far every feature ``[B, F]`` is after a step to ``progress``; images that are there stay there."""
+        behind, ahead = max(progress - self.max_dist, 0.0), min(progress + self.max_dist, 1.0)
+        quantile = int((size.shape[1] - 1) * self.fraction) + 1
+        goal = size.sum(dim=1) * (1 - progress)
         share = torch.where((share < behind) & (size > 0), behind, share)
-        going = torch.ones_like(goal, dtype=torch.bool)
+        active = torch.ones_like(goal, dtype=torch.bool)
         while True:
             left = (size * (1 - share)).sum(dim=1)
-            going = going & ~torch.isclose(left, goal, rtol=_CLOSE, atol=_CLOSE)
+            active = active & ~torch.isclose(left, goal, rtol=_TOLERANCE, atol=_TOLERANCE)
             steep = steepness.masked_fill((share >= ahead) | (size == 0), torch.inf)
-            limit = steep.kthvalue(lower, dim=1, keepdim=True).values
-            chosen = (steep <= limit) & steep.isfinite() & going.unsqueeze(1)
+            limit = steep.kthvalue(quantile, dim=1, keepdim=True).values
+            chosen = (steep <= limit) & steep.isfinite() & active.unsqueeze(1)
             if not bool(chosen.any()):
                 return share
             room = torch.where(chosen, size * (ahead - share), 0).sum(dim=1)
             part = ((left - goal) / room.clamp(min=torch.finfo(room.dtype).tiny)).clamp(min=0)
             further = torch.where(part.unsqueeze(1) > 1, ahead, share + part.unsqueeze(1) * (ahead - share))
             share = torch.where(chosen, further, share)
-            going = going & (part > 1)
+            active = active & (part > 1)
 
 
-@register_method("blur_ig", family="input", papers=("xu2020attribution",), cost=(100, 100))
+@register_method("blur_ig", family="input", papers=("xu2020attribution",), cost=("steps", "steps"))
 @dataclass(frozen=True)
 class BlurIG(Method):
-    """Integrated gradients along the path from a blurred image to the sharp one.
+    r"""Integrated gradients along the path from a blurred image to the sharp one.
 
-    ``-sum_i (sigma_{i+1} - sigma_i) * grad s(z_i) * (z(sigma_i + grad_step) - z_i) / grad_step``, i from 0 to
-    ``steps - 1``, summed over channels: ``z_i`` is the image under a Gaussian of deviation ``sigma_i = i max_sigma /
-    steps`` pixels, or the root of that with ``sqrt``. The blur is in the normalised space of the model's input; beyond
-    the borders there are zeros, the mean colour of the training set, and the kernel ends at ``int(4 sigma + 0.5)``
-    pixels, as in released code. The map sums to about ``s(x) - s(z(max_sigma))``, the less exactly the fewer the steps.
+    .. math::
+        M = -\sum_c \sum_{i=0}^{T-1} (\sigma_{i+1} - \sigma_i)\, \frac{\partial s}{\partial z_c}(z_{\sigma_i})\,
+            \frac{(z_{\sigma_i + h} - z_{\sigma_i})_c}{h}
 
-    With a kernel that ends there, a deviation of ``grad_step`` < 0.125 alone blurs nothing, so the first of the steps,
-    at the sharp image, adds nothing. Released code multiplies a whole batch of steps by the width of its last one;
-    here each has its own, which differs with ``sqrt`` only. Needs images; tokens of a sub-network are refused.
-    Xu et al., CVPR 2020. Cost: ``steps`` forwards and backwards.
+    where :math:`z_\sigma` is the image under a Gaussian of deviation :math:`\sigma` pixels and
+    :math:`\sigma_i = i \sigma_{max} / T`. The map sums to about :math:`s(x) - s(z_{\sigma_{max}})`, the less exactly
+    the fewer the steps.
+
+    Parameters
+    ----------
+    max_sigma : float, default 50.0
+        The deviation :math:`\sigma_{max}` at the start of the path, in pixels.
+    steps : int, default 100
+        The number T of steps.
+    grad_step : float, default 0.01
+        The difference h of deviations by which the change of the image is measured.
+    sqrt : bool, default False
+        Whether deviations are the roots of :math:`\sigma_i`.
+
+    Notes
+    -----
+    The blur is in the normalised space of the model's input; beyond the borders there are zeros, the mean colour of the
+    training set, and the kernel ends at ``int(4 sigma + 0.5)`` pixels, as in released code. With a kernel that ends
+    there, a deviation below 0.125 alone blurs nothing, so the first of the steps, at the sharp image, adds nothing.
+    Released code multiplies a whole batch of steps by the width of its last one; here each has its own, which differs
+    with ``sqrt`` only. The tokens of a sub-network are refused. Cost: ``steps`` forwards and backwards.
+
+    References
+    ----------
+    Xu et al., "Attribution in Scale and Space", CVPR 2020.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "blur_ig(steps=4)").map.shape
+    torch.Size([128, 128])
     """
 
     max_sigma: float = 50.0
@@ -222,60 +244,49 @@ class BlurIG(Method):
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise SpecError(f"steps={self.steps} must be at least 1")
-        if self.max_sigma <= 0 or self.grad_step <= 0:
-            raise SpecError(f"max_sigma={self.max_sigma}, grad_step={self.grad_step} must be above 0")
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.steps, self.steps
+        check_intervals(self, max_sigma="(0, inf)", steps="[1, inf)", grad_step="(0, inf)")
 
     def compute(self, context: Context) -> Attribution:
-        needs_images("blur_ig", context)
+        refuse_tokens("blur_ig", context)
         inputs = upcast(context.inputs)
         sigmas = [i * self.max_sigma / self.steps for i in range(self.steps + 1)]
         if self.sqrt:
             sigmas = [math.sqrt(sigma) for sigma in sigmas]
+        widths = inputs.new_tensor([end - start for start, end in pairwise(sigmas)])
         total = torch.zeros_like(inputs)
-        at_once = max(1, context.batch // len(inputs))
-        for first in range(0, self.steps, at_once):
-            some = sigmas[first : first + at_once + 1]
-            points, slopes = self._path(inputs, some[:-1])
-            fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some) - 1)
-            gradient = fork.run_pass(Pass((PIXEL_GRADIENT,)))[PIXEL_GRADIENT][0].view_as(slopes)
-            widths = inputs.new_tensor([after - before for before, after in pairwise(some)])
-            total -= torch.einsum("bschw,bschw,s->bchw", gradient, slopes, widths)
-        return Attribution(over_channels(total), {})
+        slopes = inputs
+
+        def points(start: int, stop: int) -> Tensor:
+            nonlocal slopes
+            blurred, slopes = self._path(inputs, sigmas[start:stop])
+            return blurred
+
+        for copies, start, stop in context.batched_copies(points, self.steps):
+            gradient = pixel_gradient(copies).view_as(slopes)
+            total -= torch.einsum("bschw,bschw,s->bchw", gradient, slopes, widths[start:stop])
+        return Attribution(input_map(context, total), {})
 
     def _path(self, images: Tensor, sigmas: list[float]) -> tuple[Tensor, Tensor]:
         """Return the blurred images ``[B, S, C, H, W]`` and how they change with sigma.
 
         The difference is taken of the kernels, in float64: of the images it would be lost in rounding.
         """
-        now, then = [], []
-        for side in images.shape[-2:]:
-            now.append(torch.stack([gaussian(side, sigma) for sigma in sigmas]))
-            then.append(torch.stack([gaussian(side, sigma + self.grad_step) for sigma in sigmas]))
+        now = [torch.stack([_blur_matrix(side, sigma) for sigma in sigmas]) for side in images.shape[-2:]]
+        then = [torch.stack([_blur_matrix(side, s + self.grad_step) for s in sigmas]) for side in images.shape[-2:]]
         change = [((b - a) / self.grad_step).unsqueeze(1).to(images) for a, b in zip(now, then, strict=True)]
-        (down, across), beyond = [each.unsqueeze(1).to(images) for each in now], then[1].unsqueeze(1).to(images)
-        seen = images.unsqueeze(1)
-        half = down @ seen
-        return half @ across.mT, change[0] @ seen @ beyond.mT + half @ change[1].mT
+        rows, columns, columns_then = (matrix.unsqueeze(1).to(images) for matrix in (*now, then[1]))
+        images = images.unsqueeze(1)
+        half = rows @ images
+        return half @ columns.mT, change[0] @ images @ columns_then.mT + half @ change[1].mT
 
 
-def gaussian(side: int, sigma: float) -> Tensor:
-    """Return the matrix ``[side, side]`` in float64 that blurs a line of pixels with zeros beyond its ends."""
+def _blur_matrix(side: int, sigma: float) -> Tensor:
+    """Return the matrix ``[side, side]`` in float64 that blurs a row of pixels with zeros beyond its ends."""
     if sigma == 0:
         return torch.eye(side, dtype=torch.float64)
     radius = int(4 * sigma + 0.5)
-    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1, dtype=torch.float64) / sigma) ** 2)
-    places = torch.arange(side)
-    apart = places - places[:, None]
-    return (kernel / kernel.sum())[apart.clamp(-radius, radius) + radius] * (apart.abs() <= radius)
-
-
-_WORDS = ("normal", "scenes")
+    offset = torch.arange(side) - torch.arange(side)[:, None]
+    return gaussian_kernel(sigma, radius)[offset.clamp(-radius, radius) + radius] * (offset.abs() <= radius)
 
 
 @register_method(
@@ -283,23 +294,45 @@ _WORDS = ("normal", "scenes")
     family="input",
     papers=("erion2021improving",),
     aliases=("expected_gradients",),
-    cost=(50, 50),
+    cost=("samples", "samples"),
     presets={"captum": {"samples": 5}},
 )
 @dataclass(frozen=True)
 class GradientShap(Method):
-    """Integrated gradients averaged over random baselines: expected gradients.
+    r"""Integrated gradients averaged over random baselines: expected gradients.
 
-    ``mean_i (x_i - b_i) * grad s(b_i + t_i (x_i - b_i))``, summed over channels, with ``t_i`` uniform in [0, 1) and
-    ``x_i = x + sigma n_i``, ``n_i ~ N(0, 1)`` in normalised units (0: the image itself). The baselines ``b_i`` of
-    ``background="normal"`` are standard normal numbers, what a pixel is like after normalisation; of ``"scenes"``, one
-    at random of the 64 rendered scenes that the bottleneck methods learn from; otherwise, one at random of images of
-    your own, as in the paper, which draws from the training set: a picture or a folder of them by its path, in Python
-    also a tensor ``[K, C, H, W]`` in normalised space or images as ``explain`` takes them. The method is another if
-    their content is. The mean over draws sums to ``s(x) - mean s(b)``; with few samples it is far from it. Draws depend
-    on the seed and the image, not on its neighbours.
-    Erion et al., Nature Machine Intelligence 2021. Preset ``captum``: 5 samples. Cost: ``samples`` forwards and
-    backwards. Extras: ``halves``, the means of every other sample.
+    .. math::
+        M = \frac{1}{n} \sum_i \sum_c (x_i - b_i)_c \frac{\partial s}{\partial x_c}\bigl(b_i + t_i (x_i - b_i)\bigr)
+
+    with :math:`t_i` uniform in [0, 1), :math:`x_i = x + \sigma n_i`, and :math:`n_i` standard normal. The mean over
+    draws sums to :math:`s(x) - E\, s(b)`; with few samples it is far from it.
+
+    Parameters
+    ----------
+    samples : int, default 50
+        The number n of draws; 5 in Captum (``@captum``).
+    sigma : float, default 0.0
+        The deviation of the noise in normalised units; 0 is the image itself.
+    background : str or Background, default "normal"
+        The baselines :math:`b_i`: ``"normal"``, standard normal numbers, what a pixel is like after normalisation;
+        ``"scenes"``, one at random of the 64 rendered scenes that the bottleneck methods learn from; otherwise one at
+        random of images of your own, as in the paper, which draws from the training set: a picture or a folder of them
+        by its path, in Python also what ``Background`` takes. The method is another if their content is.
+
+    Notes
+    -----
+    Draws depend on the seed and the image, not on its neighbours. Extras: ``halves``, the means of every other sample.
+    Cost: ``samples`` forwards and backwards.
+
+    References
+    ----------
+    Erion et al., "Improving Performance of Deep Learning Models with Axiomatic Attribution Priors and Expected
+    Gradients", Nature Machine Intelligence 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "gradient_shap(samples=4)").extras["halves"].shape
+    torch.Size([2, 128, 128])
     """
 
     samples: int = 50
@@ -308,17 +341,12 @@ class GradientShap(Method):
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.sigma < 0:
-            raise SpecError(f"samples={self.samples}, sigma={self.sigma} must be at least 1 and at least 0")
-        given: Any = self.background
-        if not isinstance(given, str | Background):
-            object.__setattr__(self, "background", Background(given))
-        if isinstance(given, str) and not given:
+        check_intervals(self, samples="[1, inf)", sigma="[0, inf)")
+        background: Any = self.background
+        if not isinstance(background, str | Background):
+            object.__setattr__(self, "background", Background(background))
+        elif not background:
             raise SpecError("background is empty; it takes normal, scenes, or a picture or folder of pictures")
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.samples, self.samples
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -328,57 +356,53 @@ class GradientShap(Method):
     def dependencies(self) -> dict[str, str]:
         if self.background == "normal":
             return {}
-        return {"background": f"version {VERSION}" if self.background == "scenes" else self._own().digest}
+        return {"background": f"version {VERSION}" if self.background == "scenes" else self._images.digest}
 
     @property
     def notes(self) -> dict[str, Any]:
-        return {} if self.background in _WORDS else {"baselines": str(self._own())}
+        return {} if self.background in ("normal", "scenes") else {"baselines": str(self._images)}
 
-    def _own(self) -> Background:
+    @property
+    def _images(self) -> Background:
         return self.background if isinstance(self.background, Background) else Background(self.background)
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
-        images = self._images(context, inputs)
-        draws, shape = context.prng_key("gradient_shap"), inputs.shape[1:]
-        sums = [torch.zeros_like(inputs), torch.zeros_like(inputs)]  # over every other sample
-        at_once = max(1, context.batch // len(inputs))
-        for first in range(0, self.samples, at_once):
-            some = [draws.at(each) for each in range(first, min(self.samples, first + at_once))]
-            times = torch.stack([each.uniform(1) for each in some], dim=1).to(inputs)
+        count, images = self._baselines(context, inputs)
+        key, shape = context.prng_key("gradient_shap"), inputs.shape[1:]
+        means, difference = HalfMeans(), inputs
+
+        def points(start: int, stop: int) -> Tensor:
+            nonlocal difference
+            keys = [key.at(number) for number in range(start, stop)]
+            times = torch.stack([key.uniform(1) for key in keys], dim=1).to(inputs)
+            keys_of_baselines = [key.fold_in("background") for key in keys]
             if images is None:
-                starts = torch.stack([each.fold_in("background").normal(*shape) for each in some], dim=1).to(inputs)
+                starts = torch.stack([key.normal(*shape) for key in keys_of_baselines], dim=1).to(inputs)
             else:
-                count, chosen = images
-                starts = chosen(torch.stack([each.fold_in("background").below(count) for each in some], dim=1))
+                starts = images(torch.stack([key.below(count) for key in keys_of_baselines], dim=1))
             ends = inputs.unsqueeze(1)
             if self.sigma > 0:
-                noise = torch.stack([each.fold_in("noise").normal(*shape) for each in some], dim=1).to(inputs)
+                noise = torch.stack([key.fold_in("noise").normal(*shape) for key in keys], dim=1).to(inputs)
                 ends = ends + self.sigma * noise
-            way = ends - starts
-            points = starts + times.view(*times.shape[:2], *[1] * len(shape)) * way
-            fork = context.with_inputs(points.flatten(0, 1).to(context.inputs.dtype), repeat=len(some))
-            cache = fork.run_pass(Pass((PIXEL_GRADIENT,)))
-            parts = way * cache[PIXEL_GRADIENT][0].view_as(way)
-            sums = [each + parts[:, (first + i) % 2 :: 2].sum(dim=1) for i, each in enumerate(sums)]
-        mean, *halves = (
-            to_map(cache, over_channels(total / max(1, count)))
-            for total, count in (
-                (sums[0] + sums[1], self.samples),
-                (sums[0], -(-self.samples // 2)),
-                (sums[1], self.samples // 2),
-            )
-        )
-        return Attribution(mean, {"halves": torch.stack(halves, dim=1)} if self.samples > 1 else {})
+            difference = ends - starts
+            return starts + times.view(*times.shape[:2], *[1] * len(shape)) * difference
 
-    def _images(self, context: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor]] | None:
-        """Return how many images there are to begin at, and what returns those of some numbers; None for noise."""
+        for copies, _, _ in context.batched_copies(points, self.samples):
+            means.add(difference * pixel_gradient(copies).view_as(difference))
+        if self.samples == 1:
+            return Attribution(input_map(context, means.mean), {})
+        halves = [input_map(context, half) for half in means.halves.unbind(dim=1)]
+        return Attribution(input_map(context, means.mean), {"halves": torch.stack(halves, dim=1)})
+
+    def _baselines(self, context: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor] | None]:
+        """Return how many images there are to begin at, and what returns those of some numbers; none for noise."""
         if self.background == "normal":
-            return None
-        needs_images(f"gradient_shap(background={self.background})", context)
+            return 0, None
+        refuse_tokens(f"gradient_shap(background={self.background})", context)
         if self.background != "scenes":
-            own = self._own()
-            return len(own), partial(own.inputs, context.model, like)
+            images = self._images
+            return len(images), partial(images.inputs, context.model, like)
         if like.shape[1] != 3 or len(context.model.preprocess.mean) != 3:
             raise ModelError(
                 f"gradient_shap: {context.model.name} does not take the three channels of a rendered scene"

@@ -16,11 +16,17 @@ from vitreous.tracing import Activation, ActivationCache, Record, Reduce
 __all__ = [
     "attention_point",
     "discard_weakest",
+    "divide",
     "dot",
+    "HalfMeans",
     "downwards",
+    "gaussian_kernel",
     "head_max",
     "head_mean",
     "head_min",
+    "match_values",
+    "mean_ranks",
+    "mean_size",
     "pad_prefix",
     "positive",
     "push",
@@ -143,3 +149,68 @@ def push(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
     if windows is None:
         return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
     return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))
+
+
+def gaussian_kernel(sigma: float, radius: int) -> Tensor:
+    """Return the weights of a Gaussian at ``-radius .. radius``, in float64; they sum to 1."""
+    kernel = torch.exp(-0.5 * (torch.arange(-radius, radius + 1, dtype=torch.float64) / sigma) ** 2)
+    return kernel / kernel.sum()
+
+
+class HalfMeans:
+    """The mean over samples that come in parts, and the means over every other one: how much they differ is chance."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sums: list[Tensor | float] = [0.0, 0.0]
+
+    def add(self, samples: Tensor) -> None:
+        """Add samples ``[B, S, ...]`` that follow those before."""
+        start = self.count % 2
+        self._sums = [total + samples[:, (i - start) % 2 :: 2].sum(dim=1) for i, total in enumerate(self._sums)]
+        self.count += samples.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean ``[B, ...]`` over all samples."""
+        return torch.as_tensor(self._sums[0] + self._sums[1]) / max(1, self.count)
+
+    @property
+    def halves(self) -> Tensor:
+        """The means ``[B, 2, ...]`` over the even and the odd samples; there must be two samples or more."""
+        counts = -(-self.count // 2), self.count // 2
+        return torch.stack([torch.as_tensor(total) / n for total, n in zip(self._sums, counts, strict=True)], dim=1)
+
+
+def mean_ranks(maps: Tensor) -> Tensor:
+    """Return the ranks of the values of each map ``[..., h, w]``, from 0 to 1; equal values share their mean rank."""
+    below, not_above = _counts(maps.flatten(-2))
+    ranks = (below + not_above - 1).to(maps) / 2
+    return (ranks / max(1, ranks.shape[-1] - 1)).view_as(maps)
+
+
+def match_values(order: Tensor, values: Tensor) -> Tensor:
+    """Return maps with the values of one map ``[..., h, w]`` in the order of another; equals share their mean value."""
+    below, not_above = _counts(order.flatten(-2))
+    sorted_values = values.flatten(-2).double().sort(dim=-1).values
+    sums = F.pad(sorted_values.cumsum(dim=-1), (1, 0))
+    means = (sums.gather(-1, not_above) - sums.gather(-1, below)) / (not_above - below)
+    alone = sorted_values.gather(-1, below)  # as it was: a difference of sums would round it
+    return torch.where(not_above - below == 1, alone, means).to(values).view_as(values)
+
+
+def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many values of each row ``[..., n]`` are below each of them, and how many are not above it."""
+    values = values.contiguous()
+    ordered = values.sort(dim=-1).values
+    return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
+
+
+def divide(maps: Tensor, sizes: Tensor) -> Tensor:
+    """Divide maps by their sizes; a map of zeros stays as it is."""
+    return maps / torch.where(sizes > 0, sizes, 1)
+
+
+def mean_size(maps: Tensor) -> Tensor:
+    """Return the mean absolute value of each map ``[B, M, h, w]``."""
+    return maps.abs().mean(dim=(2, 3), keepdim=True)

@@ -29,7 +29,8 @@ class MethodInfo:
     aliases: tuple[str, ...] = ()
     papers: tuple[Paper, ...] = ()
     class_specific: bool = True
-    cost: tuple[float, float] = (1, 1)
+    counts: tuple[str | float, str | float] = (1, 1)
+    """Forwards and backwards per image, as numbers or names of parameters."""
     cost_note: str = ""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     is_slow: bool = False
@@ -71,6 +72,12 @@ class MethodInfo:
         return "as its base" if self.is_combinator and self.models == "all" else self.models
 
     @property
+    def cost(self) -> tuple[float, float]:
+        """Forwards and backwards per image with the usual parameters."""
+        forwards, backwards = (getattr(self.factory, n) if isinstance(n, str) else n for n in self.counts)
+        return forwards, backwards
+
+    @property
     def cost_text(self) -> str:
         """The price in forwards and backwards, in words."""
         forwards, backwards = self.cost
@@ -104,7 +111,7 @@ def register_method(
     papers: tuple[str | Paper, ...] = (),
     aliases: tuple[str, ...] = (),
     class_specific: bool = True,
-    cost: tuple[float, float] = (1, 1),
+    cost: tuple[str | float, str | float] = (1, 1),
     cost_note: str = "",
     presets: Mapping[str, Mapping[str, Any]] | None = None,
     slow: bool = False,
@@ -114,6 +121,7 @@ def register_method(
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
+    ``cost`` are forwards and backwards per image, as numbers or names of parameters.
     ``papers`` propose it, ``builds_on`` are those whose ideas it uses without being proposed there: keys of
     ``papers.PAPERS`` or ``Paper`` objects of one's own.
     """

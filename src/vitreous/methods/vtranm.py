@@ -133,10 +133,6 @@ class VTranM(Method):
         if self.output is not None:
             check_choice("output", self.output, VALUES)
 
-    @property
-    def fixed_output(self) -> str | None:
-        return self.output
-
     def compute(self, context: Context) -> Attribution:
         cache = self.record(context)
         return Attribution(self._map(cache), self._extras(cache))

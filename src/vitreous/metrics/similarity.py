@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vitreous.errors import MapError
-from vitreous.methods.combinators import mean_ranks
+from vitreous.methods.ops import mean_ranks
 from vitreous.metrics.curves import Array
 
 _WINDOW, _SIGMA = 11, 1.5

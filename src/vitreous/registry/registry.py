@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,20 @@ def check_at_least(name: str, value: float, minimum: float) -> None:
     """Refuse a number that is too small to mean anything."""
     if not value >= minimum:
         raise SpecError(f"{name}={value} must be at least {minimum:g}")
+
+
+def check_intervals(parameters: object, **intervals: str) -> None:
+    """Refuse numbers outside their interval, such as ``share="(0, 1]"``: above 0, and at most 1."""
+    for name, interval in intervals.items():
+        value = getattr(parameters, name)
+        low, high = (float(end) for end in interval[1:-1].split(","))
+        above_low = low <= value if interval[0] == "[" else low < value
+        below_high = value <= high if interval[-1] == "]" else value < high
+        if not (above_low and below_high):
+            limits = [f"{'at least' if interval[0] == '[' else 'above'} {low:g}"]
+            if high < math.inf:
+                limits.append(f"{'at most' if interval[-1] == ']' else 'below'} {high:g}")
+            raise SpecError(f"{name}={value} must be {' and '.join(limits)}")
 
 
 def check_memory(memory_gb: Any) -> None:

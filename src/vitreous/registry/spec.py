@@ -194,8 +194,8 @@ class _Parser:
         for index, (key, value, token) in enumerate(call.args):
             parameter = self._parameter(info, index, key, token)
             converted = self._convert(info, parameter, value, token)
-            if parameter.kind == self.several:
-                converted = (*(values.get(parameter.name, ()) if key is None else ()), converted)
+            if parameter.kind == self.several and not (key and parameter.name in values):
+                converted = (*values.get(parameter.name, ()), converted)
             elif parameter.name in values and not (call.preset and key):
                 raise self._error((key or token).at, f"{parameter.name} is given twice")
             values[parameter.name] = converted
