@@ -175,7 +175,7 @@ def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
     module = model.features[4]
     (values,) = seen(model, [module], pictures)
     places = statistics.moments["resid_post", 1]
-    assert torch.equal(places.other, (values != 0).sum(dim=0).flatten(1).T)
+    assert torch.equal(places.nonzero, (values != 0).sum(dim=0).flatten(1).T)
     assert not places.active[:, -1].any()
     assert places.active[:, :-1].any()
     x = images(vision_model, 1)
@@ -193,10 +193,10 @@ def test_counts_are_kept_in_files(tmp_path: Path) -> None:
     read = ActivationStats.load(made.save(tmp_path / "s.safetensors"))
     assert read == made
     assert read.fingerprint == made.fingerprint
-    assert all(torch.equal(read.moments[key].other, moment.other) for key, moment in made.moments.items())
-    assert made.pooled().moments["resid_post", 0].other.shape == (1, 8)
+    assert all(torch.equal(read.moments[key].nonzero, moment.nonzero) for key, moment in made.moments.items())
+    assert made.pooled().moments["resid_post", 0].nonzero.shape == (1, 8)
     vit = TRANSFORMERS["vit"]()
-    assert all(moment.other is None for moment in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
+    assert all(moment.nonzero is None for moment in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
 
 
 def test_what_is_refused() -> None:
