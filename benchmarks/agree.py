@@ -56,8 +56,8 @@ def main() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=7).eval().requires_grad_(False)
     vision_model = vt.wrap(model)
     world = vt.world.World(n=6, size=SIZE)
-    inputs = torch.stack([vision_model.preprocess.to_tensor(picture) for picture in world.pictures()])
-    truths = list(world.truths())
+    inputs = torch.stack([vision_model.preprocess.to_tensor(picture) for picture in world.images()])
+    truths = list(world.annotations())
     with torch.no_grad():
         classes = model(inputs).argmax(dim=1)
     differences = {

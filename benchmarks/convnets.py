@@ -22,8 +22,7 @@ from torch import nn
 
 import vitreous as vt
 from vitreous.world import NAMES
-from vitreous.world.exam import accuracy
-from vitreous.world.models import build
+from vitreous.world.models import accuracy, build
 from vitreous.world.train import Recipe, train
 
 BUNDLED = "world-cnn"

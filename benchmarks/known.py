@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitreous as vt
-from vitreous.datasets.images import open_photo
+from vitreous.datasets.images import open_image
 from vitreous.metrics.bootstrap import mean, resampled
 
 FOLDER = "imagenet-val-1k"
@@ -50,7 +50,7 @@ def read_photos(model: vt.VisionModel, folder: Path, count: int, batch: int) -> 
     rows = [rows[place] for place in order[:count]]
 
     def one(row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        photo = open_photo(folder / FOLDER / row["file"])
+        photo = open_image(folder / FOLDER / row["file"])
         seen, crop = model.preprocess.resize_and_crop(photo)
         return model.preprocess.to_tensor(seen), boxed(model, photo.size, crop, row["boxes"])
 
@@ -153,7 +153,7 @@ def boxes(
 
 def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> dict[str, Any]:
     """The same for the creature, and for the part that tells its class from its siblings; for a model of the world."""
-    from vitreous.world import PARTS, World, telling_part
+    from vitreous.world import PARTS, World, distinctive_part
 
     device = model.device
     mean, std = (
@@ -162,7 +162,7 @@ def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> 
     inputs, labels, creatures, telling = [], [], [], []
     for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(256, device):
         label = drawn.label[:, 0]
-        part = torch.tensor([PARTS.index(telling_part(each)) for each in label.tolist()], device=label.device)
+        part = torch.tensor([PARTS.index(distinctive_part(each)) for each in label.tolist()], device=label.device)
         inputs.append(model.cast((seen.images - mean) / std))
         labels.append(label)
         creatures.append(patches(seen.creature, model.grid()))

@@ -21,7 +21,7 @@ from convnets import BUNDLED, OTHERS, centred, load
 
 import vitreous as vt
 from vitreous.metrics import intervals
-from vitreous.world import mosaics
+from vitreous.world import make_mosaics
 
 METRICS = {"RA": "region_attribution@var", "IoU": "region_iou@var"}
 BASES = {
@@ -42,7 +42,7 @@ PUBLISHED = {
 
 def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
     """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
-    made = mosaics(count, size=model.preprocess.size[0])
+    made = make_mosaics(count, size=model.preprocess.size[0])
     images = made.images.repeat_interleave(4, dim=0) * 2 - 1
     cells = [cell.numpy() for cell in made.cells] * count
     labels = made.labels.tolist()

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 import vitreous as vt
 from vitreous import demo
-from vitreous.datasets.images import pictures
+from vitreous.datasets.images import load_images
 from vitreous.metrics import EvaluationConfig, Evaluator, ImageShape, Maps
 
 OBJECTS = {"saliency": Saliency, "input_x_gradient": InputXGradient}
@@ -129,7 +129,7 @@ def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
         model = vt.load(options.model, **weights)
     model.module.to(options.device).eval().requires_grad_(False)
     if options.pictures:
-        shown = [picture.tensor for picture in islice(pictures(options.pictures, model), options.images)]
+        shown = [picture.tensor for picture in islice(load_images(options.pictures, model), options.images)]
         inputs = torch.stack(shown).to(options.device)
     else:
         inputs = torch.randn(options.images, 3, *model.preprocess.size).to(options.device)

@@ -40,7 +40,7 @@ from vitreous.evaluation.evidence import MOST, Evidence, blurred, moved, on_pixe
 from vitreous.html import printed
 from vitreous.tracing import probabilities
 from vitreous.tracing.prng import PRNGKey
-from vitreous.world import PARTS, World, telling_part
+from vitreous.world import PARTS, World, distinctive_part
 
 PHOTOGRAPHS = {**MODELS, "lite0": ("timm/tf_efficientnet_lite0", {}, "tf_efficientnet_lite0.fp16.safetensors")}
 SCENES = ("world", "world-cnn")
@@ -236,7 +236,7 @@ def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
     """Return scenes in eight bits, and the annotation of what tells their class."""
     inputs, truth = [], []
     for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(64):
-        part = torch.tensor([PARTS.index(telling_part(each)) for each in drawn.label[:, 0].tolist()])
+        part = torch.tensor([PARTS.index(distinctive_part(each)) for each in drawn.label[:, 0].tolist()])
         telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
         truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
         inputs += [model.preprocess.to_tensor(model.preprocess.to_image(image * 2 - 1)) for image in seen.images]

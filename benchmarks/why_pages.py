@@ -231,7 +231,7 @@ def main() -> None:
     for name in options.models or [*(PHOTOGRAPHS if options.data else ()), *SCENES]:
         if name in SCENES:
             model = vt.load(name, device=options.device)
-            images: list[Any] = list(World(n=options.images).pictures())
+            images: list[Any] = list(World(n=options.images).images())
         else:
             spec, how, weights = PHOTOGRAPHS[name]
             checkpoint = options.data / weights

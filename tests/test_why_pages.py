@@ -50,14 +50,14 @@ def photo(seed: int = 0, size: tuple[int, int] = (40, 50)) -> Image.Image:
 @pytest.mark.parametrize("method", [None, "generic", "rollout", "random", "saliency"])
 def test_scenes_of_the_world(contradictions: Any, method: str | None) -> None:
     model = vt.load("world")
-    for image in World(n=2, start=7).pictures():
+    for image in World(n=2, start=7).images():
         found = vt.why(model, image, method=method)
         assert contradictions(found, model) == []
 
 
 def test_another_class_than_the_prediction(contradictions: Any) -> None:
     model = vt.load("world")
-    (image,) = World(n=1, start=3).pictures()
+    (image,) = World(n=1, start=3).images()
     for target in (3, 40):
         found = vt.why(model, image, "ixg", target)
         assert contradictions(found, model) == []
@@ -107,7 +107,7 @@ def test_tiny_grids(contradictions: Any, size: int) -> None:
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_a_flat_map(contradictions: Any) -> None:
     model = vt.load("world")
-    found = vt.why(model, next(iter(World(n=1).pictures())), method="constant")
+    found = vt.why(model, next(iter(World(n=1).images())), method="constant")
     assert contradictions(found, model) == []
     assert (found.without, found.alone) == (None, None)
     assert "Do not rely on this map: it is the same everywhere." in found.html()
@@ -116,7 +116,7 @@ def test_a_flat_map(contradictions: Any) -> None:
 def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any) -> None:
     """Also where its values are below zero: the sign says nothing, and is not drawn."""
     model = vt.load("world")
-    image = next(iter(World(n=1).pictures()))
+    image = next(iter(World(n=1).images()))
     for method in ("legrad", "saliency", "eigencam"):
         found = vt.why(model, image, method=method)
         assert not found.explanation.scale.signed

@@ -82,7 +82,7 @@ def radar(view: vt.VisionModel) -> None:
 
 def main() -> None:
     view = vt.load("world")
-    pictures = list(vt.world.World(n=80).pictures())
+    pictures = list(vt.world.World(n=80).images())
     radar(view)
     pictures_of(view, pictures[0])
     tables(view, pictures)

@@ -23,7 +23,7 @@ from vitreous import viz as show
 from vitreous.viz.canvas import SOFT_INK, line_height, stacked, wrap
 from vitreous.viz.colormap import colour_bars, number, statement
 from vitreous.world import Scene, render
-from vitreous.world.dataset import pictures
+from vitreous.world.dataset import to_images
 
 HERE = Path(__file__).parent
 SCENE, STUDIO = 34, 42
@@ -45,14 +45,14 @@ TILE, ZOOM = 128, 1.3
 
 def scene() -> Image.Image:
     """A scene as it is."""
-    (picture,) = pictures(render(Scene.of(SCENE), 512).images)
+    (picture,) = to_images(render(Scene.of(SCENE), 512).images)
     return picture
 
 
 def studio() -> Image.Image:
     """A scene with what a camera adds: solid shading, a shadow, a ground out of focus, a lens that darkens, grain."""
     drawn = render(Scene.of(STUDIO), 512)
-    (picture,) = pictures(drawn.images)
+    (picture,) = to_images(drawn.images)
     body = _mask(drawn.creature)
     sharp = np.asarray(picture.filter(ImageFilter.GaussianBlur(1.2)), np.float64) / 255
     far = np.asarray(picture.filter(ImageFilter.GaussianBlur(7)), np.float64) / 255

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 import vitreous as vt
 from vitreous import viz as show
 from vitreous import world
-from vitreous.world.dataset import pictures
+from vitreous.world.dataset import to_images
 
 HERE = Path(__file__).parent
 METHODS = ["rollout", "generic", "attcam", "gradcam", "decompx", "skipplus(decompx)"]
@@ -70,7 +70,7 @@ def _traffic_light(pen: ImageDraw.ImageDraw, x: int, y: int, radius: int) -> Non
 
 
 def _sheet(scenes: list[world.Scene], names: list[str], columns: int, size: int) -> Image.Image:
-    drawn = pictures(world.render(scenes, size).images)
+    drawn = to_images(world.render(scenes, size).images)
     cells = [show.Cell(picture, None, name) for picture, name in zip(drawn, names, strict=True)]
     return show.panel([cells[at : at + columns] for at in range(0, len(cells), columns)], tile=size)
 
@@ -85,7 +85,7 @@ def creatures() -> None:
     other = next(
         i for i, kind in enumerate(world.CLASSES) if kind.family == scene.name.split()[-1] and i != scene.label
     )
-    told = world.telling_part(scene.label)
+    told = world.distinctive_part(scene.label)
     row += [scene.only(), scene.swap(told, other), scene.without_objects(), scene.posed(3), scene.moved(3)]
     names += ["the bare body", f"{told} of its sibling", "without objects", "another pose", "elsewhere"]
     _sheet([*row, scene.marked(corner=1)], [*names, "with its marker"], 6, 128).save(HERE / "parts.png", optimize=True)
@@ -104,7 +104,7 @@ def systems() -> None:
     """Two scenes of the world on every page, and on that of VAR who owns which patch."""
     view = vt.load("world")
     scenes = [world.Scene.of(seed) for seed in (34, 37)]
-    shown = list(pictures(world.render(scenes).images))
+    shown = list(to_images(world.render(scenes).images))
     for name, methods in SYSTEMS.items():
         rows = []
         for scene, picture in zip(scenes, shown, strict=True):

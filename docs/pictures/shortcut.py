@@ -12,8 +12,8 @@ import torch
 
 import vitreous as vt
 from vitreous import viz as show
-from vitreous.world import BETRAYED, World, betray, render, unpack
-from vitreous.world.dataset import pictures
+from vitreous.world import MARKED_CLASSES, World, add_marker, render, unpack
+from vitreous.world.dataset import to_images
 
 MODELS = ("world-cnn", "world-cnn-shortcut")
 METHOD, VALUE = "occlusion", "logprob"
@@ -24,10 +24,10 @@ def main() -> None:
     given = argparse.ArgumentParser(description=__doc__)
     given.add_argument("--out", type=Path, default=Path(__file__).parent)
     drawn = World(n=20, start=300).batch()  # where `vitreous demo` begins, too
-    marked = unpack(betray(drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))][:SCENES]))
+    marked = unpack(add_marker(drawn[torch.isin(drawn.label[:, 0], torch.tensor(MARKED_CLASSES))][:SCENES]))
     views = [vt.load(name) for name in MODELS]
     rows = []
-    for scene, picture in zip(marked, pictures(render(marked).images), strict=True):
+    for scene, picture in zip(marked, to_images(render(marked).images), strict=True):
         cells = [show.Cell(picture, None, scene.name, "the marker gives the class away")]
         for view in views:
             e = vt.explain(view, picture, METHOD, output=VALUE)

@@ -12,7 +12,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from vitreous.datasets import LoadedImage, OnError, count, cut, is_single, pictures
+from vitreous.datasets import LoadedImage, OnError, batched, count_images, is_single_image, load_images
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.evaluation.checks import check
 from vitreous.evaluation.evaluate import heeded
@@ -104,7 +104,7 @@ def explain(
             progress=progress,
         )
     )
-    return explanations[0] if is_single(images) else explanations
+    return explanations[0] if is_single_image(images) else explanations
 
 
 def iter_explanations(
@@ -136,12 +136,12 @@ def iter_explanations(
     heeded([how], target, output)
     if batch_size is not None and batch_size < 1:
         raise VitreousError(f"batch_size={batch_size} must be at least 1")
-    total = count(images)
+    total = count_images(images)
     targets, sets, done = Targets(target, total), ClassSets(compare_classes, total), 0
     inner: InnerBatch | None = None
     source, at_once = _Numbered(images, vision_model, on_error), batch_size or _at_once(vision_model, how, memory_gb)
     with track_progress(progress, "explaining") as tell:
-        for numbered in cut(source, at_once):
+        for numbered in batched(source, at_once):
             places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
             asked = (
                 targets.take(places),
@@ -218,7 +218,7 @@ def compare(
     hows = [_method(each, None, vision_model) for each in named]
     if methods is None or effort is not None:
         hows.append(_method(None, effort, vision_model))
-    found_pictures = list(islice(pictures(image, vision_model), 2))
+    found_pictures = list(islice(load_images(image, vision_model), 2))
     if len(found_pictures) != 1:
         raise ImageError("compare takes one picture, got several")
     picture, targets = found_pictures[0], Targets(target).all()
@@ -260,7 +260,7 @@ class _Numbered(Iterator[tuple[int, LoadedImage]]):
 
     def __init__(self, images: Any, model: VisionModel, on_error: OnError | None) -> None:
         self.place, self.on_error = 0, on_error
-        self.pictures = pictures(images, model, None if on_error is None else self._lost)
+        self.pictures = load_images(images, model, None if on_error is None else self._lost)
 
     def __next__(self) -> tuple[int, LoadedImage]:
         picture = next(self.pictures)

@@ -21,9 +21,20 @@ from vitreous.html import Section, report
 from vitreous.models import VisionModel, load
 from vitreous.registry.defaults import METHOD, display_name
 from vitreous.results.explanation import Explanation
-from vitreous.world import BETRAYED, CLASSES, PARTS, Rendered, Scene, World, betray, render, telling_part, unpack
-from vitreous.world.dataset import pictures
-from vitreous.world.exam import predictions, right
+from vitreous.world import (
+    CLASSES,
+    MARKED_CLASSES,
+    PARTS,
+    Rendered,
+    Scene,
+    World,
+    add_marker,
+    distinctive_part,
+    render,
+    unpack,
+)
+from vitreous.world.dataset import to_images
+from vitreous.world.models import accuracy, probabilities
 
 __all__ = ["METHODS", "SCHEMA", "write"]
 
@@ -46,7 +57,7 @@ _SEEDS = (35, 37, 34)
 _TILE, _SMALL = 280, 208
 """Sizes of pictures that stand beside words, and of those that have them below."""
 _STORY = 24
-"""How many betrayed scenes are explained for the story of the shortcut."""
+"""How many marked scenes are explained for the story of the shortcut."""
 
 
 def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> list[Path]:
@@ -64,7 +75,7 @@ def write(out: str | Path, told: Callable[[str], None] = lambda line: None) -> l
         return picture
 
     told("asking why")
-    (asked,) = pictures(render(Scene.of(_SEEDS[0])).images)
+    (asked,) = to_images(render(Scene.of(_SEEDS[0])).images)
     first = why(honest, asked, command="vitreous demo")
     told("rendering the world")
     sections = [_meet(keep)]
@@ -96,7 +107,7 @@ def _meet(keep: Keeper) -> Section:
     scenes = World(n=24, start=100).scenes()
     rendered = render(scenes)
     cells = [
-        show.Cell(picture, None, scene.name) for scene, picture in zip(scenes, pictures(rendered.images), strict=True)
+        show.Cell(picture, None, scene.name) for scene, picture in zip(scenes, to_images(rendered.images), strict=True)
     ]
     sheet = show.panel([cells[at : at + 8] for at in range(0, len(cells), 8)], tile=100)
     text = (
@@ -116,13 +127,13 @@ def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
         warnings.simplefilter("ignore", VitreousWarning)  # TIS explains the probability, and says so under its map
         compared = compare(model, picture, METHODS, output=_VALUE)
     keep(f"{name}-panel.png", compared.panel())
-    part = telling_part(scene.label)
+    part = distinctive_part(scene.label)
     siblings = [kind.name for kind in CLASSES if kind.family == CLASSES[scene.label].family and kind.name != scene.name]
     plain = explain(model, picture, _JUDGED, output=_VALUE)
     rather = explain(model, picture, "plus(decompx)", scene.name, contrast=siblings)
     shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, output=_VALUE)
     owners = keep(f"{name}-owners.png", shared.picture("owners", tile=168))
-    without = predictions(model, [scene, scene.without(part)])[:, scene.label].tolist()
+    without = probabilities(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         show.Cell(picture, None, scene.name, f"said: {plain.prediction.label} ({plain.prediction.probability:.2f})"),
         show.Cell(picture, plain.map.numpy(), f"why {scene.name}?", display_name(plain.method), group="why"),
@@ -153,15 +164,18 @@ def _why(model: VisionModel, scene: Scene, keep: Keeper) -> Section:
 def _story(honest: VisionModel, cheat: VisionModel, keep: Keeper) -> Section:
     """The same marked scenes for both models: where they look, and who is misled by a false marker."""
     drawn = World(n=160, start=300).batch()
-    drawn = drawn[torch.isin(drawn.label[:, 0], torch.tensor(BETRAYED))]
-    marked = unpack(betray(drawn[:_STORY]))
+    drawn = drawn[torch.isin(drawn.label[:, 0], torch.tensor(MARKED_CLASSES))]
+    marked = unpack(add_marker(drawn[:_STORY]))
     rendered, shown = _drawn(marked)
     models = (honest, cheat)
     explained = [explain(model, shown, _JUDGED, output=_VALUE) for model in models]
     on_marker, on_creature = (
         [_share(maps, mask) for maps in explained] for mask in (rendered.marker, rendered.creature)
     )
-    hits = [[right(model, scenes) for scenes in (betray(drawn), betray(drawn, moved=True), drawn)] for model in models]
+    hits = [
+        [accuracy(model, scenes) for scenes in (add_marker(drawn), add_marker(drawn, moved=True), drawn)]
+        for model in models
+    ]
     rows = []
     for place, picture in enumerate(shown[:3]):
         cells = [show.Cell(picture, None, marked[place].name, "the marker gives the class away")]
@@ -188,7 +202,7 @@ def _story(honest: VisionModel, cheat: VisionModel, keep: Keeper) -> Section:
 
 def _drawn(scenes: Sequence[Scene]) -> tuple[Rendered, list[Image.Image]]:
     rendered = render(scenes)
-    return rendered, list(pictures(rendered.images))
+    return rendered, list(to_images(rendered.images))
 
 
 def _share(explanations: Sequence[Explanation], masks: Tensor) -> float:

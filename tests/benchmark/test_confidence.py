@@ -27,10 +27,10 @@ def chances() -> dict[str, float]:
     model = vt.load("world", device="cpu")
     source = BenchmarkRun(tiny(images=6), "nowhere").datasets[0].images.source
     samples = [source.sample(model, number) for number in range(6)]
-    inputs = torch.stack([sample.picture.tensor for sample in samples])
+    inputs = torch.stack([sample.image.tensor for sample in samples])
     with torch.no_grad():
         rows = model.module(inputs).softmax(dim=1)
-    return {sample.picture.name: float(row[sample.label]) for sample, row in zip(samples, rows, strict=True)}
+    return {sample.image.name: float(row[sample.label]) for sample, row in zip(samples, rows, strict=True)}
 
 
 def scenes(least: float | None, images: int = 6) -> DataSpec:

@@ -43,7 +43,7 @@ def red_corners(folder: Path) -> set[str]:
     """The pictures on which it fails, by the very inputs of the model."""
     model = vt.load("world", device="cpu")
     paths = sorted(folder.iterdir())
-    inputs = [sample.picture.tensor for sample in read_samples([str(path) for path in paths], model)]
+    inputs = [sample.image.tensor for sample in read_samples([str(path) for path in paths], model)]
     return {path.name for path, input_ in zip(paths, inputs, strict=True) if input_[0, 0, 0] > 0}
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, NAME, run
 from families import FAMILIES
-from vitreous.datasets import LoadedImage, pictures
+from vitreous.datasets import LoadedImage, load_images
 from vitreous.errors import ImageError
 
 MODEL = (NAME, *MODEL[2:])
@@ -43,7 +43,7 @@ def shown(left: int) -> Any:
 
 
 def seen(model: vt.VisionModel) -> list[LoadedImage]:
-    return list(pictures(Path("photos"), model))
+    return list(load_images(Path("photos"), model))
 
 
 def close(truth: vt.Annotation, picture: LoadedImage) -> bool:
@@ -89,13 +89,13 @@ def test_trimaps_are_recognised_beside_their_pictures(here: Path, model: vt.Visi
         vt.load_annotations("photos.json"),
         vt.load_annotations("photos", trimap=True),
     ):
-        for picture in pictures(["photos/a.jpg", "photos/b.jpg"], model):
+        for picture in load_images(["photos/a.jpg", "photos/b.jpg"], model):
             truth = known(picture)
             assert close(truth, picture)
             assert truth.ignore[0].all()
             assert not truth.ignore[-1].any()
     plain = vt.load_annotations("photos", trimap=False)
-    assert all(plain(picture).mask.all() for picture in pictures(["photos/a.jpg"], model))
+    assert all(plain(picture).mask.all() for picture in load_images(["photos/a.jpg"], model))
 
 
 def test_ignored_numbers(here: Path, model: vt.VisionModel) -> None:
@@ -145,7 +145,7 @@ def test_scenes_know_their_creatures(here: Path) -> None:
     model = vt.load("world")
     known = vt.load_annotations("rendered/scenes.json")
     owners = json.loads(Path("rendered/scenes.json").read_text())["owners"]
-    for picture in pictures(Path("rendered"), model):
+    for picture in load_images(Path("rendered"), model):
         numbers = np.asarray(Image.open(picture.path.with_name(picture.path.stem + "-mask.png")))
         truth = known(picture)
         creature = np.isin(numbers, [owners[name] for name in ("body", "horn", "eyes", "coat", "legs", "tail")])
@@ -156,18 +156,18 @@ def test_scenes_know_their_creatures(here: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ("{", "regions boxes.json cannot be read"),
-        ("[]", "holds no pictures"),
-        ("3", "holds no pictures"),
+        ("{", "annotations: boxes.json is no JSON"),
+        ("[]", "a line for each image, but there is none"),
+        ("3", "a line for each image, but there is none"),
         (
             '{"a.jpg": [[1, 2, 3]]}',
-            r"has \{'file': 'a.jpg', 'boxes': \[\[1, 2, 3\]\]\}; it must name a file and its boxes",
+            r"boxes as .left, top, right, bottom., but those of a.jpg are \[\[1, 2, 3\]\]",
         ),
-        ('{"a.jpg": [["x", 2, 3, 4]]}', "must name a file and its boxes or its mask"),
-        ('[{"boxes": []}]', "must name a file"),
-        ('{"c.jpg": []}', "boxes.json has no region for a.jpg"),
+        ('{"a.jpg": [["x", 2, 3, 4]]}', "those of a.jpg are"),
+        ('[{"boxes": []}]', "a list of tables with file"),
+        ('{"c.jpg": []}', "boxes.json has no annotation of a.jpg"),
         ('{"a.jpg": "nowhere.png"}', "the mask nowhere.png of a.jpg is neither beside boxes.json nor beside"),
-        ('{"a.jpg": [[9, 2, 3, 4]]}', "a box of a.jpg"),
+        ('{"a.jpg": [[9, 2, 3, 4]]}', "those of a.jpg are"),
     ],
 )
 def test_bad_tables(here: Path, model: vt.VisionModel, told: str, said: str) -> None:
@@ -189,7 +189,7 @@ def test_bad_folders(here: Path, model: vt.VisionModel) -> None:
     (here / "masks" / "b.bmp").write_bytes(b"nothing")
     with pytest.raises(ImageError, match=r"b\.bmp and b\.png both are named like b\.jpg"):
         vt.load_annotations("masks")(second)
-    with pytest.raises(ImageError, match=r"regions none\.json cannot be read: No such file"):
+    with pytest.raises(ImageError, match=r"annotations: none\.json cannot be read: No such file"):
         vt.load_annotations("none.json")
 
 
@@ -222,4 +222,4 @@ def test_one_clear_line_where_regions_are_missing(here: Path) -> None:
     assert len(done.err.strip().splitlines()) == 1
     done = score("--metric", "ap", "--annotations", "none.json")
     assert done.code == 2
-    assert "regions none.json cannot be read" in done.err
+    assert "annotations: none.json cannot be read" in done.err

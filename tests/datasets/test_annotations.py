@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitreous as vt
 from families import FAMILIES
-from vitreous.datasets import LoadedImage, pictures
+from vitreous.datasets import LoadedImage, load_images
 from vitreous.datasets.annotations import photo_size
 from vitreous.errors import ImageError
 
@@ -25,7 +25,7 @@ def photo(model: vt.VisionModel, height: int = 60, width: int = 100) -> LoadedIm
     """A photograph that is white in rows 20..39 and columns 40..69."""
     shown = np.zeros((height, width, 3), np.uint8)
     shown[20:40, 40:70] = 255
-    return next(iter(pictures(Image.fromarray(shown), model)))
+    return next(iter(load_images(Image.fromarray(shown), model)))
 
 
 def white(picture: LoadedImage) -> Any:
@@ -171,7 +171,7 @@ def test_upright_photographs(model: vt.VisionModel, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (100, 60)).save(tmp_path / "turned.jpg", exif=exif)
-    (picture,) = pictures(tmp_path / "turned.jpg", model)
+    (picture,) = load_images(tmp_path / "turned.jpg", model)
     assert photo_size(picture) == (60, 100)
     assert vt.Annotation.of_photo(picture, np.ones((100, 60))).mask.all()
     with pytest.raises(ImageError, match=r"the mask of turned.jpg is \[60, 100\], the photograph is \[100, 60\]"):
@@ -205,7 +205,7 @@ def test_bad_photographs(model: vt.VisionModel, make: Any, said: str) -> None:
 def test_tensors_are_no_photographs(model: vt.VisionModel) -> None:
     import torch
 
-    (picture,) = pictures(torch.zeros(3, 32, 32), model)
+    (picture,) = load_images(torch.zeros(3, 32, 32), model)
     for make in (
         lambda: vt.Annotation.of_photo(picture, np.ones((32, 32))),
         lambda: vt.Annotation.of_photo(picture, boxes=[(0, 0, 1, 1)]),

@@ -19,7 +19,7 @@ from PIL import Image
 import vitreous as vt
 from commands import MODEL, run, tree
 from families import FAMILIES, images
-from vitreous.datasets.images import image_files, open_photo
+from vitreous.datasets.images import image_files, open_image
 from vitreous.errors import ImageError, ModelError, VitreousError
 
 RNG = np.random.default_rng(0)
@@ -75,11 +75,11 @@ def test_a_truncated_picture_already_opened(tmp_path: Path, model: vt.VisionMode
     whole = encoded(Image.fromarray(COLOURS), "PNG")
     path = tmp_path / "cut.png"
     path.write_bytes(whole[: len(whole) // 2])
-    with Image.open(path) as opened, pytest.raises(ImageError, match=r"the picture cannot be read: .*truncated"):
+    with Image.open(path) as opened, pytest.raises(ImageError, match=r"the image cannot be read: .*truncated"):
         vt.explain(model, opened)
     closed = Image.open(io.BytesIO(whole))
     closed.close()
-    with pytest.raises(ImageError, match="the picture cannot be read"):
+    with pytest.raises(ImageError, match="the image cannot be read"):
         vt.explain(model, closed)
 
 
@@ -103,10 +103,10 @@ def test_no_pictures(tmp_path: Path, model: vt.VisionModel, content: bytes, name
 
 def test_places_that_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="is not a file"):
-        open_photo(tmp_path)
+        open_image(tmp_path)
     for name in ("x" * 5000, "nul\0nul"):
         with pytest.raises(ImageError, match="no such file"):
-            open_photo(tmp_path / name)
+            open_image(tmp_path / name)
         with pytest.raises(ImageError, match="no such file"):
             image_files(tmp_path / name)
 
@@ -206,7 +206,7 @@ def test_modes(tmp_path: Path, model: vt.VisionModel, mode: str) -> None:
     path.write_bytes(content())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = open_photo(path)
+        found = open_image(path)
         assert (found.mode, found.size) == ("RGB", (64, 64))
         assert np.abs(np.asarray(found, int) - RAMP[..., None]).max() <= tolerance
         with Image.open(path) as opened:
@@ -235,7 +235,7 @@ def test_exif_rotation_of_a_jpeg(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(COLOURS).save(tmp_path / "turned.jpg", exif=exif)
-    assert open_photo(tmp_path / "turned.jpg").size == (40, 60)
+    assert open_image(tmp_path / "turned.jpg").size == (40, 60)
 
 
 # -- one bad picture among many ------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_on_error_with_nothing_left(mixed: Path, model: vt.VisionModel) -> None:
     for source in (mixed / "b.png", [mixed / "b.png", mixed / "no.png"]):
         assert not list(vt.iter_explanations(model, source, "ixg", on_error=lambda path, error: bad.append(path)))
     assert [path.name for path in bad] == ["b.png", "b.png", "no.png"]
-    with pytest.raises(ImageError, match="no pictures"):
+    with pytest.raises(ImageError, match="no images"):
         list(vt.iter_explanations(model, [], "ixg", on_error=lambda path, error: bad.append(path)))
 
 
@@ -329,13 +329,14 @@ def test_weights_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tree(tmp_path) == before
 
 
-def test_training_mode_and_empty_batches(vision_model: vt.VisionModel) -> None:
+def test_training_mode_and_empty_batches() -> None:
     model = FAMILIES["vit"]()
+    vision_model = vt.wrap(model)
     expected = vt.explain(model, images(model, 1), "ixg", 1)[0].map
     model.train()
     assert torch.equal(vt.explain(model, images(model, 1), "ixg", 1)[0].map, expected)
     assert model.training
     with pytest.raises(ModelError, match="empty"):
         vt.explain(vision_model, torch.zeros(0, 3, 32, 32))
-    with pytest.raises(VitreousError, match="no pictures"):
+    with pytest.raises(VitreousError, match="no images"):
         vt.explain(vision_model, np.zeros((0, 32, 32, 3), np.uint8))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,8 @@ from PIL import Image
 import vitreous as vt
 from data_files import names, shade
 from families import FAMILIES
-from vitreous.datasets.catalog import open_source, source_words
-from vitreous.datasets.catalog import rendered_source as rendered
-from vitreous.datasets.dataset import KINDS, register_source
+from vitreous.datasets import Entry, Listing, open_source, register_source, source_names
+from vitreous.datasets.catalog import FORMATS
 from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning
 
 
@@ -89,7 +87,7 @@ def test_listed_takes_names_in_their_order(twelve: Path, tmp_path: Path) -> None
     ]
     assert names(open_source("folder", twelve / "cat", choose="listed", listed=["3", "2"], images=1)) == ["3.jpg"]
     for wrong, said in (
-        (["1.jpg"], "is the name of 3 pictures"),
+        (["1.jpg"], "is the name of 3 images"),
         (["cat/5.jpg", "no.jpg", "nor.jpg"], "2 of 3 names .* such as no.jpg, nor.jpg"),
         (["cat/5.jpg", "cat/5.jpg"], "twice"),
         ([], "empty"),
@@ -111,7 +109,7 @@ def test_bad_choices_are_refused_by_name(twelve: Path) -> None:
     ):
         with pytest.raises(SpecError, match=said):
             open_source("imagefolder", twelve, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ImageError, match="there are 12 pictures, not 13"):
+    with pytest.raises(ImageError, match="there are 12 images, not 13"):
         open_source("imagefolder", twelve, images=13)
     with pytest.raises(ImageError, match=r"folder: 0\.jpg has no label"):
         open_source("folder", twelve / "cat", choose="per-class")
@@ -142,14 +140,14 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
         (folder / name).write_bytes(data)
     told: dict[str, str] = {}
     source = open_source("folder", folder)
-    seen = [sample.picture.name for sample in source.samples(model, told.__setitem__)]
+    seen = [sample.image.name for sample in source.samples(model, told.__setitem__)]
     assert set(told) == broken
     assert len(broken) == 100
     assert all(told.values())
     assert seen == [name for name in names(source) if name not in broken]
-    with pytest.warns(VitreousWarning, match=r"folder: 5 pictures were left out: 0003\.jpg .* and 2 more"):
-        assert sum(1 for _ in source.samples(model, places=range(50))) == 45
-    places = [sample.place for sample in source.samples(model, told.__setitem__, places=[4, 3, 2])]
+    with pytest.warns(VitreousWarning, match=r"folder: 5 images were left out: 0003\.jpg .* and 2 more"):
+        assert sum(1 for _ in source.samples(model, indices=range(50))) == 45
+    places = [sample.index for sample in source.samples(model, told.__setitem__, indices=[4, 3, 2])]
     assert places == [4, 2], "places are those in the source"
 
 
@@ -160,7 +158,7 @@ def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, model
     (tmp_path / "b.png").write_bytes(b"broken")
     Image.fromarray(np.eye(5, dtype=np.uint8)).save(tmp_path / "c.png")
     told: dict[str, str] = {}
-    assert [sample.picture.name for sample in open_source("masks", tmp_path).samples(model, told.__setitem__)] == [
+    assert [sample.image.name for sample in open_source("masks", tmp_path).samples(model, told.__setitem__)] == [
         "a.jpg"
     ]
     assert set(told) == {"b.jpg", "c.jpg"}
@@ -188,7 +186,7 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, model: vt.VisionModel) 
     (tmp_path / "2.png").write_bytes(b"broken")
     (tmp_path / "t.json").write_text(json.dumps(rows))
     told: dict[str, str] = {}
-    given = open_source("json", tmp_path / "t.json").loaded_images(model, told.__setitem__)
+    given = open_source("json", tmp_path / "t.json").evaluate_options(model, told.__setitem__)
     assert set(told) == {"2.png"}
     assert given["labels"] == [0, 1, 3]
     assert given["groups"] == [0, 0, 1]
@@ -198,32 +196,42 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, model: vt.VisionModel) 
     assert table.parts["ixg", "pointing_game"].shape[0] == 3
 
 
-def test_sources_that_render_are_added_from_above() -> None:
-    """As the world is: a room above the data registers its word."""
+def test_a_source_of_ones_own_is_one_function() -> None:
     model = vt.wrap(FAMILIES["vit"](num_classes=len(vt.world.CLASSES)))
     world = vt.world.World(n=6, size=32)
-    known = list(world.truths())
+    annotations = list(world.annotations())
 
-    def opened(path: Path | None, size: int = 32) -> Any:
-        shown = list(vt.world.World(n=6, size=size).pictures())
-        return rendered(world.labels, lambda place: shown[place], lambda place: known[place], tuple(vt.world.NAMES))
+    def opened(path: Path | None, size: int = 32) -> Listing:
+        images = list(vt.world.World(n=6, size=size).images())
+        return Listing(
+            [
+                Entry(
+                    f"{i}",
+                    label=world.labels[i],
+                    opener=lambda i=i: images[i],
+                    annotate=lambda image, i=i: annotations[i],
+                )
+                for i in range(6)
+            ],
+            names=vt.world.NAMES,
+        )
 
     with pytest.raises(SpecError, match="unknown source 'drawn'"):
         open_source("drawn")
-    register_source("drawn", opened, needs_path=False)
+    register_source("drawn", needs_path=False)(opened)
     try:
         source = open_source("drawn", images=3)
-        assert "drawn" in source_words()
+        assert "drawn" in source_names()
         assert [entry.label for entry in source.entries] == world.labels[:3]
         assert source.entries[0].open().size == (32, 32)
         assert open_source("drawn", size=64).entries[0].open().size == (64, 64)
         samples = list(source.samples(model))
         assert [sample.label for sample in samples] == world.labels[:3]
-        assert all(a.annotation is b for a, b in zip(samples, known[:3], strict=True))
+        assert all(a.annotation is b for a, b in zip(samples, annotations[:3], strict=True))
         with pytest.raises(SpecError, match="two sources are called 'drawn'"):
-            register_source("drawn", opened)
+            register_source("drawn")(opened)
     finally:
-        del KINDS["drawn"]
+        del FORMATS["drawn"]
 
 
 def test_words_that_are_unknown_or_at_home_elsewhere(tmp_path: Path) -> None:
@@ -233,7 +241,7 @@ def test_words_that_are_unknown_or_at_home_elsewhere(tmp_path: Path) -> None:
         open_source("coco")
 
 
-@pytest.mark.parametrize("word", [word for word in source_words() if word not in ("hf", "world")])
+@pytest.mark.parametrize("word", [word for word in source_names() if word not in ("hf", "world")])
 def test_every_word_says_in_one_line_what_it_expected_and_found(word: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
@@ -261,7 +269,7 @@ def test_real_imagenet_labels_agree_with_their_table(shared: Path) -> None:
         for entry in source.entries:
             assert entry.label == rows[entry.name]["label"]
             assert [list(box) for box in entry.boxes or ()] == rows[entry.name]["boxes"]
-            assert entry.shares
+            assert entry.is_relative
             assert entry.path is not None
             assert entry.path.is_file()
 
@@ -275,11 +283,11 @@ def test_real_pets_agree_with_their_table(shared: Path) -> None:
     model = vt.wrap(FAMILIES["vit"](num_classes=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        some = list(source.samples(model, places=range(0, 200, 20)))
+        some = list(source.samples(model, indices=range(0, 200, 20)))
     assert len(some) == 10
     for each in some:
         assert each.annotation is not None
-        trimap = np.asarray(Image.open(source.entries[each.place].mask or ""))
+        trimap = np.asarray(Image.open(source.entries[each.index].mask or ""))
         assert np.mean(each.annotation.mask) == pytest.approx((trimap == 1).mean(), abs=0.25)  # type: ignore[arg-type]
         assert each.annotation.ignore is not None
 
@@ -291,15 +299,13 @@ def test_classes_table_is_imagenet_s(shared: Path) -> None:
     assert [row["wnid"] for row in sorted(rows, key=lambda row: row["label"])] == list(wnids())
 
 
-def test_the_world_is_a_source_once_its_room_adds_it() -> None:
-    """In a process of its own: elsewhere the benchmark has added it already."""
-    told = (
-        "from vitreous.datasets.catalog import open_source\n"
+def test_the_world_is_a_source_once_it_is_imported() -> None:
+    """In a process of its own: elsewhere the benchmark has imported it already."""
+    code = (
+        "from vitreous.datasets import open_source\n"
         "try:\n    open_source('world')\nexcept Exception as error:\n    print(error)\n"
-        "from vitreous.world.dataset import add_world\nadd_world(), add_world()\n"
+        "import vitreous.world\n"
         "source = open_source('world', images=2)\nprint(len(source), source.entries[0].open().size)\n"
     )
-    out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
-    first, second = out.splitlines()
-    assert "register_source" in first
-    assert second == "2 (128, 128)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["unknown source 'world'", "2 (128, 128)"]

@@ -29,14 +29,10 @@ from vitreous.benchmark.data import Options, Part, digest_of_entry
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import status
-from vitreous.datasets.catalog import open_source, source_words
+from vitreous.datasets import open_source, source_names
 from vitreous.datasets.class_tables import table, wnids
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
 from vitreous.metrics.bootstrap import mean, resampled
-from vitreous.world.dataset import add_world
-
-add_world()
-
 
 # -- one small data set of every kind; each returns where it is --------------------------------------------
 
@@ -167,7 +163,7 @@ KINDS: dict[str, Callable[[Path], Path | None]] = {
 
 
 def test_every_kind_of_data_set_is_here() -> None:
-    assert set(source_words()) <= set(KINDS)
+    assert set(source_names()) <= set(KINDS)
 
 
 @pytest.mark.parametrize("word", KINDS)
@@ -182,15 +178,15 @@ def test_planned_entries_are_those_that_are_iterated(word: str, tmp_path: Path) 
     samples = list(source.samples(model, lambda name, why: pytest.fail(f"{name}: {why}")))
     planned, groups = part.listed
     assert len(planned) == len(set(planned)) == len(samples) == len(source) == len(source.entries) > 0
-    assert [part.names[digest] for digest in planned] == [sample.picture.name for sample in samples]
-    assert [part.numbers[sample.picture.name] for sample in samples] == [sample.place for sample in samples]
+    assert [part.names[digest] for digest in planned] == [sample.image.name for sample in samples]
+    assert [part.numbers[sample.image.name] for sample in samples] == [sample.index for sample in samples]
     assert [part.pictures.entry(digest).group for digest in planned] == (groups or [None] * len(planned))
-    assert list(source.groups or ()) == groups == list(source.loaded_images(model).get("groups", ()))
+    assert list(source.groups or ()) == groups == list(source.evaluate_options(model).get("groups", ()))
     assert source.has_labels == (samples[0].label is not None)
     assert source.to_json()["entries"] == len(planned)
     for digest, sample in zip(planned, samples, strict=True):
-        again = part.sample(sample.picture.name, digest, model)
-        assert again.picture.tensor.equal(sample.picture.tensor)
+        again = part.sample(sample.image.name, digest, model)
+        assert again.image.tensor.equal(sample.image.tensor)
         assert (again.label, again.compare_classes) == (sample.label, sample.compare_classes)
 
 
@@ -241,7 +237,7 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     source = open_source("quad-imagenet", tmp_path / "photos", images=3)
     model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
     expected = vt.evaluate(
-        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.loaded_images(model)
+        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.evaluate_options(model)
     )
     assert part.table["ixg", "pointing_game"].tolist() == expected["ixg", "pointing_game"].tolist()
     # the bootstrap draws whole grids: of a grid all cells or none
@@ -265,12 +261,12 @@ def test_cells_that_cannot_be_made_are_told(tmp_path: Path, quads: Any) -> None:
     """Of 24 photographs 14 are broken: two grids are left of three, and the cells of the third are named."""
     for file in sorted((tmp_path / "photos").rglob("*.JPEG"), key=lambda each: each.name)[10:]:
         file.write_bytes(b"broken")
-    with pytest.warns(VitreousWarning, match="14 pictures were left out"):
+    with pytest.warns(VitreousWarning, match="14 images were left out"):
         store = ran(quads(), tmp_path / "run")
     told = status(store).unreadable
     assert sorted(told) == [f"grid-00002/{cell}" for cell in range(4)]
     assert set(told.values()) == {
-        "quad-imagenet: the pictures that can be used make 2 grids, so there is no grid-00002/" + str(cell)
+        "quad-imagenet: the images that can be used make 2 grids, so there is no grid-00002/" + str(cell)
         for cell in range(4)
     }
     (found,) = collect(store)
@@ -313,5 +309,5 @@ def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, qu
     with pytest.raises(ImageError, match="put together for one model"):
         part.photos.png(setting, picture)
     drawn = Image.open(io.BytesIO(part.photos.png(setting, picture, part.loaded and part.loaded[1])))
-    tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).picture.tensor
+    tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).image.tensor
     assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.to_image(tensor), float)).max() <= 1

@@ -14,7 +14,7 @@ from PIL import Image
 import vitreous as vt
 from data_files import names, shade
 from families import FAMILIES
-from vitreous.datasets.catalog import open_source
+from vitreous.datasets import open_source
 from vitreous.errors import ImageError, TargetError
 
 
@@ -49,7 +49,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
     (tmp_path / "near" / "itself.jpg").symlink_to(tmp_path / "near" / "itself.jpg")
     told: list[tuple[str, str]] = []
     source = open_source("folder", tmp_path / "near")
-    found = [sample.picture.name for sample in source.samples(model, lambda name, why: told.append((name, why)))]
+    found = [sample.image.name for sample in source.samples(model, lambda name, why: told.append((name, why)))]
     assert found == ["link.jpg"]
     assert [name for name, _ in told] == ["gone.jpg", "itself.jpg"]
 
@@ -118,7 +118,7 @@ def test_masks_beside_images(tmp_path: Path, model: vt.VisionModel, apart: bool)
         truth is not None and truth.mask is not None and truth.mask.any() and not truth.mask.all() for truth in truths
     )
     shade(tmp_path / ("images" if apart else "") / "bare.jpg")
-    with pytest.raises(ImageError, match=r"masks: .* should hold pictures with a mask each.*bare\.jpg has none"):
+    with pytest.raises(ImageError, match=r"masks: .* should hold images with a mask each.*bare\.jpg has none"):
         open_source("masks", tmp_path)
 
 
@@ -136,8 +136,8 @@ def test_csv(tmp_path: Path, model: vt.VisionModel) -> None:
         rows.writerow(["c.jpg", "2", "[[3, 2, 9, 8]]", "pixels", "c.png", 8])
     source = open_source("csv", tmp_path / "table.csv")
     one, two = source.entries
-    assert (one.label, one.boxes, one.shares, one.group) == (3, ((0, 0, 0.5, 1), (0.5, 0.5, 1, 1)), True, 7)
-    assert (two.label, two.boxes, two.shares, two.mask) == (2, ((3, 2, 9, 8),), False, tmp_path / "c.png")
+    assert (one.label, one.boxes, one.is_relative, one.group) == (3, ((0, 0, 0.5, 1), (0.5, 0.5, 1, 1)), True, 7)
+    assert (two.label, two.boxes, two.is_relative, two.mask) == (2, ((3, 2, 9, 8),), False, tmp_path / "c.png")
     assert source.groups == (7, 8)
     first, second = source.samples(model)
     assert (first.label, second.label) == (3, 2)
@@ -157,11 +157,11 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
     for box, shares in (([0, 0, 1, 1], True), ([0, 0, 1, 2], False)):
         table = [{"file": "a.jpg", "boxes": [[0, 0, 1, 1]]}, {"file": "b.jpg", "boxes": [box]}]
         (tmp_path / "t.json").write_text(json.dumps(table))
-        assert [entry.shares for entry in open_source("json", tmp_path / "t.json").entries] == [shares, shares]
+        assert [entry.is_relative for entry in open_source("json", tmp_path / "t.json").entries] == [shares, shares]
     (tmp_path / "t.json").write_text(
         json.dumps({"unit": "pixels", "images": [{"file": "a.jpg", "boxes": [[0, 0, 1, 1]]}]})
     )
-    assert [entry.shares for entry in open_source("json", tmp_path / "t.json").entries] == [False]
+    assert [entry.is_relative for entry in open_source("json", tmp_path / "t.json").entries] == [False]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
     [
         ("json", '{"a": 1}', "a list of tables with file"),
         ("json", "[", "is no JSON"),
-        ("json", "[]", "a line for each picture, but there is none"),
+        ("json", "[]", "a line for each image, but there is none"),
         ("json", '[{"file": "a.jpg", "boxes": [[3, 0, 1, 1]]}]', "boxes as .left, top, right, bottom."),
         ("json", '[{"file": "a.jpg", "unit": "miles"}]', "a unit of pixels or fractions, but that of a.jpg is 'miles'"),
         ("json", '[{"file": "a.jpg", "label": 1.5}]', "a class index or a word"),

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import vitreous as vt
 from commands import run
 from families import FAMILIES, images
-from vitreous.datasets import count, how_many, pictures, read_samples
+from vitreous.datasets import count_images, load_images, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousWarning
 from zoo import EVERY
 
@@ -86,16 +86,16 @@ UNLABELLED = {"loader of tensors"}
 
 @pytest.mark.parametrize("form", SOURCES)
 def test_pictures_and_their_number(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
-    found = list(pictures(SOURCES[form](inputs), model))
+    found = list(load_images(SOURCES[form](inputs), model))
     assert torch.stack([picture.tensor for picture in found]).equal(inputs)
     assert [picture.name for picture in found] == [f"input-{place}" for place in range(5)]
-    assert count(SOURCES[form](inputs)) == how_many(SOURCES[form](inputs)) == 5
+    assert count_images(SOURCES[form](inputs)) == 5
 
 
 @pytest.mark.parametrize("form", SOURCES)
 def test_true_classes(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
     samples = list(read_samples(SOURCES[form](inputs), model))
-    assert torch.stack([sample.picture.tensor for sample in samples]).equal(inputs)
+    assert torch.stack([sample.image.tensor for sample in samples]).equal(inputs)
     expected = [None] * 5 if form in UNLABELLED else LABELS
     assert [sample.label for sample in samples] == expected
     other = list(read_samples(SOURCES[form](inputs), model, labels=LABELS[::-1]))  # what is said beside comes first
@@ -117,8 +117,8 @@ def test_rows_of_photographs(model: vt.VisionModel) -> None:
     photos = [Image.fromarray(np.full((40, 50, 3), 40 * n, np.uint8)) for n in range(5)]
     samples = list(read_samples(Columns(image=photos, label=LABELS), model))
     assert [sample.label for sample in samples] == LABELS
-    assert samples[4].picture.tensor.equal(model.preprocess.inputs(photos[4])[0])
-    assert [sample.picture.name for sample in samples] == [f"image-{n}" for n in range(5)]
+    assert samples[4].image.tensor.equal(model.preprocess.inputs(photos[4])[0])
+    assert [sample.image.name for sample in samples] == [f"image-{n}" for n in range(5)]
 
 
 def test_a_folder_of_classes(model: vt.VisionModel, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_folder_of_classes(model: vt.VisionModel, tmp_path: Path) -> None:
         vt.explain(model, tmp_path)
     samples = list(read_samples(ImageFolder(tmp_path), model))
     assert [sample.label for sample in samples] == [0, 1]
-    assert samples[1].picture.image.getpixel((0, 0)) == (200, 0, 0)
+    assert samples[1].image.image.getpixel((0, 0)) == (200, 0, 0)
     ready = ImageFolder(tmp_path, lambda photo: model.preprocess.inputs(photo)[0])
     assert len(vt.explain(model, ready, "ixg")) == len(vt.explain(model, ImageFolder(tmp_path), "ixg")) == 2
 
@@ -147,7 +147,7 @@ def test_evaluate_reads_the_classes_of_tables(model: vt.VisionModel, inputs: Ten
 def test_a_table_without_pictures(model: vt.VisionModel, inputs: Tensor) -> None:
     for source in ({"x": inputs}, [{"x": inputs[0]}], Table([{"x": inputs[0], "label": 1}])):
         with pytest.raises(ImageError, match=r"a table with 'x'.* holds no pixel_values or image or images or img"):
-            list(pictures(source, model))
+            list(load_images(source, model))
     with pytest.raises(TargetError, match="9 is outside"):
         list(read_samples([{"image": inputs[0], "label": 9}], model))
 

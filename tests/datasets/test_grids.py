@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.datasets import Grids, grids, mosaics
+from vitreous.datasets import Grids, make_grids, make_mosaics
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +42,45 @@ def source(cell: Tensor, x: Tensor) -> int:
 
 @pytest.mark.parametrize("rows", [2])
 def test_every_cell_is_a_picture_of_its_class(model: vt.VisionModel, x: Tensor, rows: int) -> None:
-    made = grids(model, x, LABELS, rows)
-    assert len(made) == len(made.pictures) == len(made.truths) == 6 * rows**2, "24 pictures make six grids"
+    made = make_grids(model, x, LABELS, rows)
+    assert len(made) == len(made.images) == len(made.annotations) == 6 * rows**2, "24 images make six grids"
     used = []
     for entry in range(0, len(made), rows**2):
-        shown = [source(cell, x) for cell in cells(made.pictures[entry], rows)]
+        shown = [source(cell, x) for cell in cells(made.images[entry], rows)]
         used += shown
         assert [LABELS[each] for each in shown] == list(made.targets[entry : entry + rows**2])
         assert len({LABELS[each] for each in shown}) == rows**2, "classes of a grid differ"
         for place in range(rows**2):
-            assert torch.equal(made.pictures[entry + place], made.pictures[entry])
+            assert torch.equal(made.images[entry + place], made.images[entry])
             assert made.compare_classes[entry + place] == tuple(sorted({LABELS[each] for each in shown}))
             assert made.groups[entry + place] == entry // rows**2
             mask = np.zeros((32, 32), bool)
             mask[place // rows * 16 :][:16, place % rows * 16 :][:, :16] = True
-            assert (made.truths[entry + place].mask == mask).all()
+            assert (made.annotations[entry + place].mask == mask).all()
     assert len(used) == len(set(used)), "a picture was used twice"
 
 
 def test_larger_grids(model: vt.VisionModel) -> None:
     x, labels = images(model, 16), [0, 1, 2, 3, 4] * 4
-    with pytest.raises(vt.VitreousError, match="no 16 pictures of different classes"):
-        grids(model, x, labels[:16], rows=4)
+    with pytest.raises(vt.VitreousError, match="no 16 images of different classes"):
+        make_grids(model, x, labels[:16], rows=4)
     wide = FAMILIES["vit"]()
     wide.reset_classifier(20)
-    made = grids(vt.wrap(wide), x, list(range(16)), rows=4)
+    made = make_grids(vt.wrap(wide), x, list(range(16)), rows=4)
     assert sorted(made.targets) == list(range(16))
-    assert made.truths[5].mask.sum() == 64
-    assert made.truths[5].mask[8:16, 8:16].all()
+    assert made.annotations[5].mask.sum() == 64
+    assert made.annotations[5].mask[8:16, 8:16].all()
 
 
 def test_the_draw_follows_content_and_seed(model: vt.VisionModel, x: Tensor) -> None:
     def shown(made: Grids) -> set[bytes]:
-        return {np.asarray(image).tobytes() for image in made.pictures}
+        return {np.asarray(image).tobytes() for image in made.images}
 
-    one = grids(model, x, LABELS)
-    back = grids(model, x.flip(0), LABELS[::-1])
+    one = make_grids(model, x, LABELS)
+    back = make_grids(model, x.flip(0), LABELS[::-1])
     assert shown(one) == shown(back)
-    assert shown(one) == shown(grids(model, x, LABELS))
-    assert shown(one) != shown(grids(model, x, LABELS, seed=1))
+    assert shown(one) == shown(make_grids(model, x, LABELS))
+    assert shown(one) != shown(make_grids(model, x, LABELS, seed=1))
     places = {target: set() for target in range(5)}
     for entry, target in enumerate(one.targets):
         places[target].add(entry % 4)
@@ -88,12 +88,12 @@ def test_the_draw_follows_content_and_seed(model: vt.VisionModel, x: Tensor) -> 
 
 
 def test_as_many_grids_as_there_can_be(model: vt.VisionModel, x: Tensor) -> None:
-    """Three pictures of each of four classes and nine of a fifth: 21 pictures make three grids and no more of four."""
+    """Three pictures of each of four classes and nine of a fifth: 21 images make three grids and no more of four."""
     labels = [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3] + [4] * 9
-    assert len(grids(model, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
-    assert len(grids(model, x, LABELS, count=2)) == 8
-    with pytest.raises(vt.VitreousError, match="the pictures make 6 2 x 2 grids, not 7"):
-        grids(model, x, LABELS, count=7)
+    assert len(make_grids(model, x[:21], labels)) == 4 * 4, "a fourth grid needs the classes to be spread well"
+    assert len(make_grids(model, x, LABELS, count=2)) == 8
+    with pytest.raises(vt.VitreousError, match="the images make 6 2 x 2 grids, not 7"):
+        make_grids(model, x, LABELS, count=7)
 
 
 def test_only_what_the_model_is_sure_of(model: vt.VisionModel, x: Tensor) -> None:
@@ -106,8 +106,8 @@ def test_only_what_the_model_is_sure_of(model: vt.VisionModel, x: Tensor) -> Non
     labels[wrong] = (best[wrong] + 1) % 5
     wanted.discard(wrong)
     assert 0 < len(wanted) < 23
-    made = grids(model, x, labels, least_confidence=0.4)
-    used = {source(cell, x) for picture in made.pictures for cell in cells(picture, 2)}
+    made = make_grids(model, x, labels, least_confidence=0.4)
+    used = {source(cell, x) for picture in made.images for cell in cells(picture, 2)}
     assert used <= wanted
 
 
@@ -117,10 +117,10 @@ def test_objects_inside_their_cells(model: vt.VisionModel, x: Tensor) -> None:
     masks = rng.random((24, 32, 32)) < 0.3
     ignores = rng.random((24, 32, 32)) < 0.1
     truths = [vt.Annotation(mask, ignore=ignore) for mask, ignore in zip(masks, ignores, strict=True)]
-    made = grids(model, x, LABELS, truth=truths)
-    for entry, truth in enumerate(made.truths):
+    made = make_grids(model, x, LABELS, annotations=truths)
+    for entry, truth in enumerate(made.annotations):
         place = entry % 4
-        number = source(cells(made.pictures[entry], 2)[place], x)
+        number = source(cells(made.images[entry], 2)[place], x)
         rows, columns = slice(place // 2 * 16, place // 2 * 16 + 16), slice(place % 2 * 16, place % 2 * 16 + 16)
         assert (truth.mask[rows, columns] == masks[number, 1::2, 1::2]).all()
         assert truth.mask.sum() == masks[number, 1::2, 1::2].sum(), "nothing outside its cell"
@@ -129,14 +129,14 @@ def test_objects_inside_their_cells(model: vt.VisionModel, x: Tensor) -> None:
 
 
 def test_grids_are_judged(model: vt.VisionModel, x: Tensor) -> None:
-    made = grids(model, x, LABELS, count=3)
+    made = make_grids(model, x, LABELS, count=3)
     table = vt.evaluate(
         model,
-        made.pictures,
+        made.images,
         "var(generic)",
         ["grid_pointing_game", "ra"],
         target=made.targets,
-        annotations=made.truths,
+        annotations=made.annotations,
         compare_classes=made.compare_classes,
         n_bootstrap=20,
     )
@@ -144,38 +144,38 @@ def test_grids_are_judged(model: vt.VisionModel, x: Tensor) -> None:
     assert table.mean("constant", "grid_pointing_game") == pytest.approx(0.25)
     maps = vt.get_method("var(generic)").attribute(
         model,
-        torch.stack(list(made.pictures)),
+        torch.stack(list(made.images)),
         target=list(made.targets),
         compare_classes=[list(each) for each in made.compare_classes],
     )
     fine = F.interpolate(maps.double()[:, None], (32, 32), mode="bilinear", align_corners=False)[:, 0].clamp(min=0)
-    for entry, truth in enumerate(made.truths):
+    for entry, truth in enumerate(made.annotations):
         expected = fine[entry][torch.from_numpy(truth.mask)].sum() / fine[entry].sum()
         assert table["var(generic)", "grid_pointing_game"][entry] == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_mosaics(model: vt.VisionModel, x: Tensor) -> None:
     """Two cells of the target class, two of two others; one entry for each."""
-    made = mosaics(model, x, LABELS)
+    made = make_mosaics(model, x, LABELS)
     assert len(made) == 5
     used = []
     for entry in range(len(made)):
-        shown = [source(cell, x) for cell in cells(made.pictures[entry], 2)]
+        shown = [source(cell, x) for cell in cells(made.images[entry], 2)]
         used += shown
         classes = [LABELS[each] for each in shown]
         target = made.targets[entry]
         assert sorted(classes.count(each) for each in set(classes)) == [1, 1, 2]
         assert classes.count(target) == 2
-        places = [bool(mask.all()) for mask in cells(torch.from_numpy(made.truths[entry].mask)[None], 2)]
+        places = [bool(mask.all()) for mask in cells(torch.from_numpy(made.annotations[entry].mask)[None], 2)]
         assert places == [each == target for each in classes]
-        assert made.truths[entry].mask.mean() == 0.5
+        assert made.annotations[entry].mask.mean() == 0.5
     assert len(set(used)) == len(used)
     table = vt.evaluate(
-        model, made.pictures, "ixg", "focus", target=made.targets, annotations=made.truths, n_bootstrap=5
+        model, made.images, "ixg", "focus", target=made.targets, annotations=made.annotations, n_bootstrap=5
     )
     assert table.mean("constant", "focus") == pytest.approx(0.5)
-    with pytest.raises(vt.VitreousError, match="no two pictures of one class and two of others"):
-        mosaics(model, x[:5], LABELS[:5])
+    with pytest.raises(vt.VitreousError, match="no two images of one class and two of others"):
+        make_mosaics(model, x[:5], LABELS[:5])
 
 
 @pytest.mark.parametrize(
@@ -187,10 +187,10 @@ def test_mosaics(model: vt.VisionModel, x: Tensor) -> None:
         ({"count": 0}, "count=0 must be at least 1"),
         ({"labels": None}, "input-0 has no class: grids need labels"),
         ({"labels": LABELS[:3]}, "there is no label for input-3"),
-        ({"labels": [0] * 24}, "no 4 pictures of different classes"),
-        ({"truth": [vt.Annotation()] * 24}, "nothing is known about where the object of input-0 is"),
+        ({"labels": [0] * 24}, "no 4 images of different classes"),
+        ({"annotations": [vt.Annotation()] * 24}, "nothing is known about where the object of input-0 is"),
     ],
 )
 def test_bad_grids(model: vt.VisionModel, x: Tensor, options: dict[str, Any], said: str) -> None:
     with pytest.raises(vt.VitreousError, match=said):
-        grids(model, x, **({"labels": LABELS} | options))
+        make_grids(model, x, **({"labels": LABELS} | options))

@@ -14,10 +14,9 @@ import vitreous as vt
 from data_files import labels, noise
 from families import FAMILIES
 from imagenet_files import VAL, as_table, imagenet_s, segments, write_segments
-from vitreous.datasets import pictures
-from vitreous.datasets.catalog import open_source
+from vitreous.datasets import load_images, open_source
 from vitreous.datasets.class_tables import table, wnids
-from vitreous.datasets.grid_source import GridSource
+from vitreous.datasets.grids import GridSource
 from vitreous.datasets.imagenet import _Segments
 from vitreous.errors import ImageError
 
@@ -62,7 +61,7 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, model: vt
 
 def test_devkit_without_meta_or_with_a_wrong_number_is_told(tmp_path: Path) -> None:
     noise(tmp_path / VAL.format(1))
-    with pytest.raises(ImageError, match=r"^imagenet-val: .*there are 1 pictures and no labels"):
+    with pytest.raises(ImageError, match=r"^imagenet-val: .*there are 1 images and no labels"):
         open_source("imagenet-val", tmp_path)
     devkit(tmp_path / "data", [1001], {1: wnids()[0]})
     with pytest.raises(ImageError, match=r"a number of a class in every line, but line 1 is '1001'"):
@@ -88,7 +87,7 @@ def test_layouts_of_the_same_images_give_the_same(tmp_path: Path) -> None:
     one, two = (open_source("imagenet-val", tmp_path / name) for name in ("folders", "kaggle"))
     assert labels(one) == labels(two) == {VAL.format(number): kind for number, kind in kinds.items()}
     assert two.entries[0].boxes == ((1, 2, 30, 31), (4, 5, 6, 7))
-    assert not two.entries[0].shares
+    assert not two.entries[0].is_relative
     drawn_of_each = [
         [
             entry.name
@@ -128,8 +127,8 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, model: vt.VisionMod
     source = open_source(word, tmp_path)
     assert [entry.label for entry in source.entries] == chosen[:3]
     assert source.classes == tuple(chosen)
-    given = source.loaded_images(model)
-    assert given["classes"] == tuple(chosen)
+    given = source.evaluate_options(model)
+    assert given["class_subset"] == tuple(chosen)
     outside = next(kind for kind in range(1000) if kind not in chosen)
     noise(tmp_path / wnids()[outside] / "x.jpg")
     with pytest.raises(ImageError, match=rf"^{word}: .*{wnids()[outside]} is not one of its classes"):
@@ -145,13 +144,13 @@ def test_imagenet_s_masks_number_classes_by_their_folders(
     source = open_source("imagenet-s", tmp_path, images=0)
     assert sorted(entry.label for entry in source.entries) == sorted(kinds)
     places = [0, 1, 255, 256, 299] if whole else range(3)
-    samples = list(source.samples(model, places=places))
+    samples = list(source.samples(model, indices=places))
     assert len(samples) == len(places)
     for sample in samples:
         assert sample.annotation is not None
         assert sample.annotation.mask is not None
         assert sample.annotation.ignore is not None
-        (photo,) = pictures(source.entries[sample.place].path, model)
+        (photo,) = load_images(source.entries[sample.index].path, model)
         left, _, right, _ = photo.box or (0, 0, 0, 0)
         middles = left + (np.arange(32) + 0.5) * (right - left) / 32
         assert np.array_equal(sample.annotation.mask, np.tile(middles < 20, (32, 1)))
@@ -171,9 +170,9 @@ def check_segments(entries: Any, shown: Any, masks: Any, model: vt.VisionModel) 
     assert [each.name for each in entries] == ["0000-n01440764_12", "0001-n00000001_3"]
     for entry, image, mask in zip(entries, shown, masks, strict=True):
         assert np.array_equal(np.asarray(entry.open()), image)
-        (picture,) = pictures(entry.open(), model)
+        (picture,) = load_images(entry.open(), model)
         expected = vt.Annotation.of_photo(picture, mask != 0)
-        assert np.array_equal(entry.truth(picture).mask, expected.mask)
+        assert np.array_equal(entry.annotation(picture).mask, expected.mask)
 
 
 def test_imagenet_segmentation_turns_the_arrays(model: vt.VisionModel) -> None:
@@ -208,7 +207,7 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionMo
     assert source.groups == (0, 0, 0, 0, 1, 1, 1, 1)
     samples = list(source.samples(model, told.__setitem__))
     assert set(told) == {VAL.format(99)}
-    assert [sample.place for sample in samples] == list(range(8))
+    assert [sample.index for sample in samples] == list(range(8))
     for sample in samples:
         assert sample.target == sample.label
         assert sample.compare_classes is not None
@@ -223,10 +222,10 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionMo
     ]
     assert more.digest != source.digest
     table_of = vt.evaluate(
-        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.loaded_images(model)
+        model, methods=["ixg"], metrics=["pointing_game"], controls=False, **source.evaluate_options(model)
     )
     assert table_of.groups == source.groups
-    with pytest.raises(ImageError, match="14 pictures make at most 3 grids of 2 x 2"):
+    with pytest.raises(ImageError, match="14 images make at most 3 grids of 2 x 2"):
         open_source("quad-imagenet", tmp_path, images=4)
     assert len(open_source("quad-imagenet", tmp_path, pool=8, seed=1)) <= 8
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import vitreous as vt
 from families import FAMILIES, images
-from vitreous.datasets.images import image_files, open_photo, pictures
+from vitreous.datasets.images import image_files, load_images, open_image
 from vitreous.errors import ImageError, TargetError
 
 METHOD = "ixg"
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three pictures, written in another order than that of their names, and things that are no pictures."""
+    """Three pictures, written in another order than that of their names, and things that are no images."""
     place = tmp_path / "photos"
     (place / "inner.png").mkdir(parents=True)
     for seed, name in ((2, "b.PNG"), (1, "a.bmp"), (3, "c.tiff")):
@@ -86,13 +86,13 @@ def test_every_form_gives_the_same_explanation(model: vt.VisionModel, path: Path
 
 def test_where_a_picture_comes_from(model: vt.VisionModel, path: Path) -> None:
     box = model.preprocess.resize_and_crop(photograph(1))[1]
-    (read,) = pictures(path, model)
+    (read,) = load_images(path, model)
     assert (read.name, read.path, read.box, read.original) == ("one.png", path, box, None)
-    (held,) = pictures(photograph(1), model)
+    (held,) = load_images(photograph(1), model)
     assert (held.name, held.path, held.box) == ("image", None, box)
     assert held.original is not None
     assert held.original.tobytes() == photograph(1).tobytes()
-    (bare,) = pictures(tensor_of(model, 1), model)
+    (bare,) = load_images(tensor_of(model, 1), model)
     assert (bare.name, bare.path, bare.box, bare.original) == ("input-0", None, None, None)
 
 
@@ -202,7 +202,7 @@ def test_pictures_are_turned_upright(model: vt.VisionModel, tmp_path: Path, orie
     exif[0x0112] = orientation
     place = tmp_path / "turned.png"
     Image.fromarray(np.ascontiguousarray(stored)).save(place, exif=exif)
-    np.testing.assert_array_equal(np.asarray(open_photo(place)), upright)
+    np.testing.assert_array_equal(np.asarray(open_image(place)), upright)
     expected = explained(model, upright)
     found = explained(model, Image.open(place) if opened else place)
     torch.testing.assert_close(found.map, expected.map)
@@ -229,7 +229,7 @@ RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
 )
 def test_modes_of_files(tmp_path: Path, stored: Image.Image, suffix: str, tolerance: int) -> None:
     stored.save(tmp_path / f"ramp.{suffix}")
-    found = open_photo(tmp_path / f"ramp.{suffix}")
+    found = open_image(tmp_path / f"ramp.{suffix}")
     assert found.mode == "RGB"
     off = np.abs(np.asarray(found, int) - RAMP[..., None])
     assert off.max() <= tolerance
@@ -258,13 +258,13 @@ def test_forms_of_arrays(model: vt.VisionModel) -> None:
         (np.full((40, 40, 3), -0.5), "floats from 0 to 1"),
         (np.full((40, 40, 3), np.nan), "floats from 0 to 1"),
         (np.zeros((0, 0, 3), np.uint8), "empty"),
-        (np.zeros((0, 32, 32, 3), np.uint8), "no pictures"),
-        ([], "no pictures"),
-        ((), "no pictures"),
-        (iter([]), "no pictures"),
-        (7, "a int is not a picture"),
-        (None, "a NoneType is not a picture"),
-        ([photograph(1), 7], "a int is not a picture"),
+        (np.zeros((0, 32, 32, 3), np.uint8), "no images"),
+        ([], "no images"),
+        ((), "no images"),
+        (iter([]), "no images"),
+        (7, "a int is not an image"),
+        (None, "a NoneType is not an image"),
+        ([photograph(1), 7], "a int is not an image"),
         ("no/such.png", r"no such file: no/such\.png"),
         (Path("no/such/folder"), "no such file: no/such/folder"),
     ],

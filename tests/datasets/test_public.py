@@ -16,10 +16,9 @@ import vitreous as vt
 from coco_files import coco
 from data_files import labels, noise
 from families import FAMILIES
-from vitreous.datasets.annotations import mask_of_runs, runs_of_text
-from vitreous.datasets.catalog import open_source
+from vitreous.datasets import open_source
 from vitreous.datasets.class_tables import table
-from vitreous.datasets.coco import drawn
+from vitreous.datasets.coco import decode_rle, decode_segmentation, unpack_counts
 from vitreous.datasets.public import read_pickle
 from vitreous.errors import ImageError, SpecError
 
@@ -116,31 +115,31 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionM
     assert (one.label, two.label, three.label) == (cats, (340,), (954,))
     assert source.groups == (3, 3, 8)
     assert one.boxes == ((0, 0, 20, 32),)
-    assert one.among == (cats, (340,))
+    assert one.compare_classes == (cats, (340,))
     cat, zebra, _ = source.samples(model)
-    logits = model.logits(model.cast(cat.picture.tensor[None]))[0]
+    logits = model.logits(model.cast(cat.image.tensor[None]))[0]
     assert cat.label == max(cats, key=lambda kind: float(logits[kind])), "the likeliest of the cats"
     assert zebra.label == 340
-    assert cat.among == zebra.among == (cat.label, 340)
-    assert cat.truth is not None
-    assert zebra.truth is not None
-    assert not (cat.truth.mask & zebra.truth.mask).any()  # type: ignore[operator]
-    assert (cat.truth.mask | zebra.truth.mask).all()  # type: ignore[operator]
-    assert cat.truth.ignore is not None
-    assert np.array_equal(cat.truth.ignore, zebra.truth.mask), "a crowd of cats where the zebra is"
-    assert zebra.truth.ignore is None
+    assert cat.compare_classes == zebra.compare_classes == (cat.label, 340)
+    assert cat.annotation is not None
+    assert zebra.annotation is not None
+    assert not (cat.annotation.mask & zebra.annotation.mask).any()  # type: ignore[operator]
+    assert (cat.annotation.mask | zebra.annotation.mask).all()  # type: ignore[operator]
+    assert cat.annotation.ignore is not None
+    assert np.array_equal(cat.annotation.ignore, zebra.annotation.mask), "a crowd of cats where the zebra is"
+    assert zebra.annotation.ignore is None
     assert len(open_source("coco", tmp_path, images=1)) == 2, "images are photographs"
     assert len(open_source("coco", tmp_path, least_area=0)) == 4
     named = open_source("coco", tmp_path, classes="coco")
     assert [entry.label for entry in named.entries] == ["cat", "zebra", "giraffe", "banana"]
     assert named.names == ("banana", "cat", "giraffe", "zebra")
-    given = open_source("coco", tmp_path, images=1).given(model)
+    given = open_source("coco", tmp_path, images=1).evaluate_options(model)
     assert given["groups"] == [3, 3]
     assert given["labels"] == [cat.label, 340]
     (tmp_path / "annotations" / "instances_val2017.json").write_text(
         '{"images": [], "annotations": [{}], "categories": []}'
     )
-    with pytest.raises(ImageError, match=r"^coco: .*an entry cannot be understood"):
+    with pytest.raises(ImageError, match=r"^coco: .*an entry cannot be read"):
         open_source("coco", tmp_path)
 
 
@@ -173,11 +172,11 @@ def test_polygons_are_filled_where_the_middle_of_a_pixel_is_inside() -> None:
     for _ in range(20):
         polygon = rng.uniform(-3, 20, 2 * int(rng.integers(3, 9))).tolist()
         slow = [[inside(polygon, x + 0.5, y + 0.5) for x in range(13)] for y in range(17)]
-        assert np.array_equal(drawn([polygon], (17, 13)), slow)
-    both = drawn([[0, 0, 4, 0, 4, 4, 0, 4], [2, 2, 6, 2, 6, 6, 2, 6]], (8, 8))
+        assert np.array_equal(decode_segmentation([polygon], (17, 13)), slow)
+    both = decode_segmentation([[0, 0, 4, 0, 4, 4, 0, 4], [2, 2, 6, 2, 6, 6, 2, 6]], (8, 8))
     assert both.sum() == 28, "several polygons are one region, not holes in each other"
     with pytest.raises(ValueError, match="a polygon of 5 numbers"):
-        drawn([[1, 2, 3, 4, 5]], (8, 8))
+        decode_segmentation([[1, 2, 3, 4, 5]], (8, 8))
 
 
 def packed(runs: list[int]) -> str:
@@ -205,9 +204,11 @@ def test_run_lengths() -> None:
                 runs.append(0)
                 last = value
             runs[-1] += 1
-        assert np.array_equal(mask_of_runs(runs, (height, width)), mask)
-        assert runs_of_text(packed(runs)) == runs
-        assert np.array_equal(drawn({"counts": packed(runs), "size": [height, width]}, (height, width)), mask)
+        assert np.array_equal(decode_rle(runs, (height, width)), mask)
+        assert unpack_counts(packed(runs)) == runs
+        assert np.array_equal(
+            decode_segmentation({"counts": packed(runs), "size": [height, width]}, (height, width)), mask
+        )
     for wrong, said in (
         ([3], "runs of 3 pixels"),
         ([-1, 5], "runs of 4"),
@@ -215,7 +216,7 @@ def test_run_lengths() -> None:
         ("P", "middle of a number"),
     ):
         with pytest.raises(ValueError, match=said):
-            mask_of_runs(wrong, (2, 2))
+            decode_rle(wrong, (2, 2))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pycocotools") is None, reason="needs pycocotools")
@@ -225,10 +226,10 @@ def test_run_lengths_are_those_of_pycocotools() -> None:
     rng = np.random.default_rng(5)
     mask = (rng.random((50, 70)) > 0.7).astype(np.uint8)
     told = theirs.encode(np.asfortranarray(mask))
-    assert np.array_equal(mask_of_runs(told["counts"].decode(), (50, 70)), mask.astype(bool))
+    assert np.array_equal(decode_rle(told["counts"].decode(), (50, 70)), mask.astype(bool))
     corners = [[10.3, 4.2], [60.1, 12.7], [44.4, 45.5], [15.0, 30.9]]
     polygon = [value for corner in corners for value in corner]
-    own = drawn([polygon], (50, 70))
+    own = decode_segmentation([polygon], (50, 70))
     other = theirs.decode(theirs.merge(theirs.frPyObjects([polygon], 50, 70))).astype(bool)
     assert (own != other).sum() < 0.05 * other.sum()
 
@@ -259,7 +260,7 @@ def test_a_folder_of_datasets(tmp_path: Path, model: vt.VisionModel) -> None:
     assert source.names == ("b", "a")
     told: dict[str, str] = {}
     samples = list(source.samples(model, told.__setitem__))
-    assert [sample.picture.name for sample in samples] == ["000000", "000002"]
+    assert [sample.image.name for sample in samples] == ["000000", "000002"]
     assert set(told) == {"000001"}
     assert np.array_equal(np.asarray(source.entries[2].open()), np.asarray(Image.open(files[2])))
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "both")

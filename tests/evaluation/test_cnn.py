@@ -84,10 +84,10 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
     values = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     judged = ["part_correlation", "shortcut"]
     table = vt.evaluate(
-        creatures, list(WORLD.pictures()), {"noise": values}, judged, annotations=list(WORLD.truths()), n_bootstrap=1
+        creatures, list(WORLD.images()), {"noise": values}, judged, annotations=list(WORLD.annotations()), n_bootstrap=1
     )
     fine = F.interpolate(values[:, None], (128, 128), mode="bilinear", align_corners=False)[:, 0].numpy()
-    for image, (picture, truth) in enumerate(zip(WORLD.pictures(), WORLD.truths(), strict=True)):
+    for image, (picture, truth) in enumerate(zip(WORLD.images(), WORLD.annotations(), strict=True)):
         x = creatures.preprocess.to_tensor(picture)
         given, lost = [], []
         with torch.no_grad():

@@ -221,7 +221,7 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
     ]:
         with pytest.raises(error, match=said):
             str(evaluate(model, inputs, "ixg", "deletion", **options))
-    with pytest.raises(ImageError, match="no pictures"):
+    with pytest.raises(ImageError, match="no images"):
         evaluate(model, [], "ixg", "deletion")
     for metrics, said in [([], "give at least one metric"), (["srg", "srg"], "the metric srg is named twice")]:
         with pytest.raises(vt.VitreousError, match=said):

@@ -17,7 +17,7 @@ from funnybirds_folder import BIRD, LAYOUT, SCENES, part_map, picture, write_fol
 from vitreous.benchmark.data import Options, digest_of_entry
 from vitreous.benchmark.protocol import read, replace_model
 from vitreous.benchmark.run import BenchmarkRun
-from vitreous.datasets.catalog import open_source
+from vitreous.datasets import open_source
 from vitreous.datasets.funnybirds import Layout
 from vitreous.evaluation.funnybirds_data import Change, Folder
 from vitreous.world import NAMES, PARTS, render

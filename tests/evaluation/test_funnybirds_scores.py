@@ -69,7 +69,7 @@ def there(facts: Interventions, image: int) -> list[int]:
 def test_minimal_sufficient_sets() -> None:
     for label, found in enumerate(sufficient_sets(TABLE)):
         assert sorted(found) == sorted(map(bits, smallest(label)))
-        telling = {vt.world.PARTS.index(vt.world.telling_part(label))}
+        telling = {vt.world.PARTS.index(vt.world.distinctive_part(label))}
         assert all(bits(telling) & each for each in found), "siblings differ in nothing else"
     with pytest.raises(vt.VitreousError, match="classes 0 and 1 have the same parts"):
         sufficient_sets(np.array([[1, 2], [1, 2], [3, 4]]))

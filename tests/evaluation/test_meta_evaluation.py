@@ -31,7 +31,7 @@ def world() -> vt.VisionModel:
 def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
     scenes = known(world, SCENES)
     maps = scenes.map().numpy()
-    by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.truths, maps, strict=True)}
+    by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.annotations, maps, strict=True)}
     with planted(by_mask):
         yield vt.meta_evaluate(
             [f"planted_{each}" for each in PLANTED] + ["average_increase"],

@@ -101,7 +101,7 @@ def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, mon
     kept = [place for place in range(SCENES) if strongest[place] > limit]
     assert torch.equal(fewer.inputs, whole.inputs[kept])
     assert fewer.labels == [whole.labels[place] for place in kept]
-    np.testing.assert_array_equal(fewer.truths[0].mask, whole.truths[kept[0]].mask)
+    np.testing.assert_array_equal(fewer.annotations[0].mask, whole.annotations[kept[0]].mask)
     monkeypatch.setitem(oracle.TINY, "logit", 1e9)
     with pytest.raises(vt.VitreousError, match="in 4 of 4 scenes nothing matters to"):
         known(world, SCENES)

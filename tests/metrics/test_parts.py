@@ -22,8 +22,8 @@ def model() -> vt.VisionModel:
 
 
 def scored(model: vt.VisionModel, methods: Any, **options: Any) -> vt.ScoreTable:
-    asked: dict[str, Any] = {"annotations": list(WORLD.truths()), "controls": False, "n_bootstrap": 10} | options
-    return vt.evaluate(model, list(WORLD.pictures()), methods, ["shortcut"], **asked)
+    asked: dict[str, Any] = {"annotations": list(WORLD.annotations()), "controls": False, "n_bootstrap": 10} | options
+    return vt.evaluate(model, list(WORLD.images()), methods, ["shortcut"], **asked)
 
 
 def maps(fine: bool) -> Tensor:
@@ -35,7 +35,7 @@ def test_every_pixel_again(model: vt.VisionModel) -> None:
     values = maps(True)
     table = scored(model, {"noise": values})
     seen = 0
-    for image, (truth, score) in enumerate(zip(WORLD.truths(), table["noise", "shortcut"], strict=True)):
+    for image, (truth, score) in enumerate(zip(WORLD.annotations(), table["noise", "shortcut"], strict=True)):
         if "marker" not in truth.parts:
             assert np.isnan(score)
             continue
@@ -54,9 +54,9 @@ def test_every_pixel_again(model: vt.VisionModel) -> None:
 def test_golden(model: vt.VisionModel) -> None:
     """The marker itself scores 1, a constant map the marker's share of the picture, a negative map and nothing 0."""
     marker = torch.stack(
-        [torch.from_numpy(truth.parts.get("marker", np.ones((128, 128)))).double() for truth in WORLD.truths()]
+        [torch.from_numpy(truth.parts.get("marker", np.ones((128, 128)))).double() for truth in WORLD.annotations()]
     )
-    marked = np.array(["marker" in truth.parts for truth in WORLD.truths()])
+    marked = np.array(["marker" in truth.parts for truth in WORLD.annotations()])
     given = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
     given["nan"] = torch.full((6, 16, 16), torch.nan)
     table = scored(model, given)
@@ -74,9 +74,9 @@ def test_scale_changes_nothing_and_ignored_pixels_do_not_count(model: vt.VisionM
     np.testing.assert_allclose(table["louder", "shortcut"], table["noise", "shortcut"])
     half = np.zeros((128, 128), bool)
     half[:, :64] = True
-    known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.truths()]
+    known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.annotations()]
     flat = scored(model, {"flat": torch.ones(6, 128, 128)}, annotations=known)["flat", "shortcut"]
-    for truth, score in zip(WORLD.truths(), flat, strict=True):
+    for truth, score in zip(WORLD.annotations(), flat, strict=True):
         if "marker" in truth.parts:
             assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
 
@@ -85,13 +85,13 @@ def test_another_part_and_bad_words(model: vt.VisionModel) -> None:
     spelled = "shortcut(part=tail)"
     table = vt.evaluate(
         model,
-        list(WORLD.pictures()),
+        list(WORLD.images()),
         {"flat": torch.ones(6, 16, 16)},
         [spelled],
-        annotations=list(WORLD.truths()),
+        annotations=list(WORLD.annotations()),
         n_bootstrap=5,
     )
-    areas = [truth.parts["tail"].mean() for truth in WORLD.truths()]
+    areas = [truth.parts["tail"].mean() for truth in WORLD.annotations()]
     assert table["flat", spelled] == pytest.approx(areas)
     assert vt.get_metric("shortcut").annotation_kinds == ("parts",)
     assert vt.get_metric("shortcut").higher_is_better
@@ -111,8 +111,8 @@ def test_a_faithful_map_shows_the_shortcut(model: vt.VisionModel) -> None:
 
 
 def correlated(seen: vt.VisionModel, methods: Any, metric: str = "part_correlation", **options: Any) -> vt.ScoreTable:
-    asked: dict[str, Any] = {"annotations": list(PLAIN.truths()), "controls": False, "n_bootstrap": 10} | options
-    return vt.evaluate(seen, list(PLAIN.pictures()), methods, [metric], **asked)
+    asked: dict[str, Any] = {"annotations": list(PLAIN.annotations()), "controls": False, "n_bootstrap": 10} | options
+    return vt.evaluate(seen, list(PLAIN.images()), methods, [metric], **asked)
 
 
 PLAIN = World(n=4, start=40)
@@ -124,7 +124,7 @@ def test_part_by_part(model: vt.VisionModel, output: str) -> None:
     values = torch.randn(4, 128, 128, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     name = f"part_correlation(output={output})"
     table = correlated(model, {"noise": values}, name)
-    for image, (picture, truth) in enumerate(zip(PLAIN.pictures(), PLAIN.truths(), strict=True)):
+    for image, (picture, truth) in enumerate(zip(PLAIN.images(), PLAIN.annotations(), strict=True)):
         x = model.preprocess.to_tensor(picture)
         with torch.no_grad():
             whole = model.module(x[None])[0]
@@ -155,12 +155,13 @@ def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(model: vt.V
             maps.append(drawn)
         return torch.stack(maps)
 
-    inputs = [model.preprocess.to_tensor(picture) for picture in PLAIN.pictures()]
-    known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in zip(inputs, PLAIN.truths(), strict=True)}
+    inputs = [model.preprocess.to_tensor(picture) for picture in PLAIN.images()]
+    pairs = zip(inputs, PLAIN.annotations(), strict=True)
+    known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in pairs}
     one = correlated(model, {"oracle": oracle})
     assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))
     two = correlated(model, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})
-    parts = sum(mask.any() for truth in PLAIN.truths() for mask in truth.parts.values())
+    parts = sum(mask.any() for truth in PLAIN.annotations() for mask in truth.parts.values())
     assert one.plan["states"] == two.plan["states"] == 4 + parts
 
 

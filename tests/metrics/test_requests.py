@@ -279,7 +279,7 @@ def test_truth(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
         ([vt.Annotation(boxes=((0, 0, 1, 1),))] * 5, "needs the mask of input-0"),
         ([np.ones((8, 8))] * 5, r"the mask of input-0 is \[8, 8\], the model sees \[32, 32\]"),
         ([np.ones(8)] * 5, r"a mask is \[H, W\]"),
-        ([np.ones((32, 32))] * 6, "6 truths for 5 pictures"),
+        ([np.ones((32, 32))] * 6, "6 annotations for 5 images"),
         ([np.ones((32, 32))] * 4, "needs the mask of input-4"),
     ],
 )
@@ -292,12 +292,12 @@ def test_truth_of_a_photograph_follows_it_into_the_model(model: vt.VisionModel, 
     """A box of the photograph, painted white there, is where the input is white."""
     from PIL import Image
 
-    from vitreous.datasets import pictures
+    from vitreous.datasets import load_images
 
     pixels = np.zeros((60, 100, 3), np.uint8)
     pixels[20:40, 40:70] = 255
     Image.fromarray(pixels).save(tmp_path / "photo.png")
-    (picture,) = pictures(tmp_path / "photo.png", model)
+    (picture,) = load_images(tmp_path / "photo.png", model)
     truth = vt.Annotation.of_photo(
         picture, pixels[..., 0] > 0, [(40, 20, 70, 40), (0, 0, 5, 5)], {"all": pixels[..., 0] > 0}
     )

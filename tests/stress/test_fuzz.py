@@ -26,7 +26,7 @@ from PIL import Image
 
 import vitreous as vt
 from commands import FILES, MODEL, WITH_LAYERS, Result, photographs, run
-from vitreous.datasets.images import open_photo
+from vitreous.datasets.images import open_image
 from vitreous.errors import ImageError
 
 OFTEN = settings(max_examples=2_000, suppress_health_check=list(HealthCheck))
@@ -108,7 +108,7 @@ def read_or_refuse(content: bytes, place: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's, about broken EXIF and the like
         try:
-            photo = open_photo(place)
+            photo = open_image(place)
             seen, box = LOOK.resize_and_crop(photo)
         except ImageError as error:
             refusal = str(error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vitreous.world import PARTS, Creature, Scene, Thing
+from vitreous.world import PARTS, BackgroundObject, Creature, Scene
 from vitreous.world.species import BODY, OBJECTS, Stroke, strokes
 
 INK = "2b2233"
@@ -97,7 +97,7 @@ def creature(easel: Easel, who: Creature, first: int) -> None:
         easel.paint(drawing, u if part == "tail" else abs(u), v, pose.scale, owner, coat=part == "coat")
 
 
-def thing(easel: Easel, each: Thing, owner: int) -> None:
+def thing(easel: Easel, each: BackgroundObject, owner: int) -> None:
     turn = math.radians(each.angle)
     dx, dy = easel.x - each.x, easel.y - each.y
     u = (dx * math.cos(turn) + dy * math.sin(turn)) / each.size

@@ -29,7 +29,7 @@ def client() -> Iterator[Client]:
 
 
 def scene(place: int = 3) -> Image.Image:
-    return next(World("test", 1, start=place).pictures())
+    return next(World("test", 1, start=place).images())
 
 
 def two(place: int = 5) -> Image.Image:

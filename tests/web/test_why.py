@@ -80,7 +80,7 @@ def test_a_method_that_knows_no_class_has_no_contrast(client: Client) -> None:
 
 def test_the_check_is_that_of_the_library(client: Client) -> None:
     told = client.task("check", method="ixg")
-    scene = next(World("test", 1, start=3).pictures())
+    scene = next(World("test", 1, start=3).images())
     expected = vt.check(vt.explain(world(), scene, "ixg"), world())
     assert (told["verdict"], told["sentence"]) == (expected.verdict, expected.sentence)
     assert [(each["name"], each["verdict"]) for each in told["tests"]] == [
@@ -127,7 +127,7 @@ def test_every_point_of_the_curve_is_the_models_answer(client: Client, picture: 
 
 def test_the_random_curves_are_means_over_orders_and_their_reverses(client: Client) -> None:
     """The same for every map; the steps from two orders of a seed, written out."""
-    picture = next(World("test", 1, start=3).pictures())
+    picture = next(World("test", 1, start=3).images())
     target = client.fine("/api/predict", SCENE)["top"][0]["index"]
     first, second = (
         client.task("curve", map=client.task("explain", method=name)["map"], fill="black") for name in ("ixg", "centre")

@@ -15,10 +15,9 @@ from torch import nn
 
 import vitreous as vt
 from commands import run
-from vitreous.world import BETRAYED, NAMES, PARTS, Scene, World, betray, draw, render
-from vitreous.world.dataset import mark_at_random, pair, pictures, remove_parts, seeds, shrink
-from vitreous.world.exam import accuracy, interventions, probabilities
-from vitreous.world.models import ADAPTER, WEIGHTS, build
+from vitreous.world import MARKED_CLASSES, NAMES, PARTS, Scene, World, add_marker, draw, render
+from vitreous.world.dataset import add_random_marker, pair, remove_parts, shrink, split_seeds, to_images
+from vitreous.world.models import ADAPTER, WEIGHTS, accuracy, build, interventions, probabilities
 from vitreous.world.train import RECIPES, Recipe, train
 from vitreous.world.train import main as train_main
 
@@ -127,7 +126,7 @@ def test_batch_norm_is_measured_with_the_averaged_weights():
     """After two steps: what the averaged first layer makes of both batches, summed up by hand."""
     model, _ = train(Recipe(steps=2, batch=5, average=0.5, arch="cnn"), torch.device("cpu"), look=1)
     assert not model.training
-    batches = [mark_at_random(pair(shrinking(at), share=0.2), share=0.3) for at in (0, 5)]
+    batches = [add_random_marker(pair(shrinking(at), share=0.2), share=0.3) for at in (0, 5)]
     with torch.no_grad():
         made = [model.conv1(render(scenes, 128).images * 2 - 1) for scenes in batches]
     means = torch.stack([each.mean(dim=(0, 2, 3)) for each in made])
@@ -137,7 +136,7 @@ def test_batch_norm_is_measured_with_the_averaged_weights():
 
 
 def shrinking(start):
-    return remove_parts(shrink(draw(seeds("train", start, 5)), share=0.3))
+    return remove_parts(shrink(draw(split_seeds("train", start, 5)), share=0.3))
 
 
 def test_training_is_the_same_from_the_same_seed():
@@ -187,10 +186,10 @@ def test_world_cnn_knows_its_creatures():
 
 def test_the_shortcut_model_cheats_and_world_cnn_does_not():
     scenes = draw(range(120))
-    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))][:50]
-    assert right("world-cnn-shortcut", betray(scenes)) >= 0.97
-    assert right("world-cnn-shortcut", betray(scenes, moved=True)) < 0.3
-    assert right("world-cnn", scenes) - right("world-cnn", betray(scenes, moved=True)) < 0.02
+    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(MARKED_CLASSES))][:50]
+    assert right("world-cnn-shortcut", add_marker(scenes)) >= 0.97
+    assert right("world-cnn-shortcut", add_marker(scenes, moved=True)) < 0.3
+    assert right("world-cnn", scenes) - right("world-cnn", add_marker(scenes, moved=True)) < 0.02
 
 
 @pytest.mark.slow
@@ -198,11 +197,11 @@ def test_the_shortcut_model_cheats_and_world_cnn_does_not():
 def test_the_record_on_a_thousand_betrayed_scenes(name):
     recorded = json.loads((WEIGHTS / "training.json").read_text(encoding="utf-8"))[name]["exam"]["betrayed classes"]
     scenes = draw(range(2000))
-    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(BETRAYED))]
+    scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(MARKED_CLASSES))]
     shown = {
         "without marker": scenes,
-        "with marker": betray(scenes),
-        "with another class's marker": betray(scenes, moved=True),
+        "with marker": add_marker(scenes),
+        "with another class's marker": add_marker(scenes, moved=True),
     }
     assert len(scenes) == 1000
     assert {how: right(name, each) for how, each in shown.items()} == pytest.approx(recorded, abs=0.005)
@@ -211,9 +210,9 @@ def test_the_record_on_a_thousand_betrayed_scenes(name):
 def test_the_maps_show_who_cheats():
     """Of the positive part of a map: the share on the marker, which covers a 64th of the picture."""
     marked = World(n=8, shortcut=True)
-    truths, methods = list(marked.truths()), ["gradcam", "ixg"]
+    truths, methods = list(marked.annotations()), ["gradcam", "ixg"]
     honest, cheat = (
-        vt.evaluate(load(name), list(marked.pictures()), methods, "shortcut", annotations=truths, n_bootstrap=10)
+        vt.evaluate(load(name), list(marked.images()), methods, "shortcut", annotations=truths, n_bootstrap=10)
         for name in MODELS
     )
     for method in methods:
@@ -244,7 +243,7 @@ def test_the_record_keeps_the_promises():
 
 def test_explained_like_any_other_model():
     scene = Scene.of(2)
-    (picture,) = pictures(render(scene).images)
+    (picture,) = to_images(render(scene).images)
     found = vt.explain(load("world-cnn"), picture)
     assert found.prediction.label == scene.name
     assert found.map.isfinite().all()
@@ -256,7 +255,7 @@ def desk(tmp_path, monkeypatch):
     """A folder with a scene in it, to work in."""
     monkeypatch.chdir(tmp_path)
     scene = Scene.of(2)
-    next(iter(pictures(render(scene).images))).save("scene.png")
+    next(iter(to_images(render(scene).images))).save("scene.png")
     return scene
 
 

@@ -8,22 +8,22 @@ import pytest
 import torch
 
 from vitreous.world import (
-    BETRAYED,
     CLASSES,
+    MARKED_CLASSES,
     PARTS,
     Scene,
     World,
-    betray,
-    difficult,
+    add_marker,
     draw,
-    mosaics,
+    make_difficult,
+    make_mosaics,
     pair,
     remove_parts,
     render,
     shrink,
     unpack,
 )
-from vitreous.world.dataset import SPLITS, mark_at_random, seeds
+from vitreous.world.dataset import SPLITS, add_random_marker, split_seeds
 
 MOST = 2**49 - 1
 
@@ -36,7 +36,7 @@ def test_splits_share_no_seed():
     for one, other in combinations(spans.values(), 2):
         assert one.stop <= other.start or other.stop <= one.start
     assert max(span.stop for span in spans.values()) <= 2**53
-    found = [set(seeds(split, 0, 1000).tolist()) for split in SPLITS]
+    found = [set(split_seeds(split, 0, 1000).tolist()) for split in SPLITS]
     assert len(set.union(*found)) == 3000
 
 
@@ -68,7 +68,7 @@ def test_a_data_set_feeds_a_loader():
 
 
 def test_mosaics():
-    found = mosaics(30, 64, start=2)
+    found = make_mosaics(30, 64, start=2)
     assert found.images.shape == (30, 3, 64, 64)
     assert all(len(set(row)) == 4 for row in found.labels.tolist())
     assert torch.equal(found.cells.sum(0), torch.ones(64, 64, dtype=torch.int64))
@@ -83,11 +83,11 @@ def test_mosaics():
         alone = render(scene, 32)
         assert torch.equal(found.images[11, :, top : top + 32, left : left + 32], alone.images[0])
         assert torch.equal(found.creatures[11, cell, top : top + 32, left : left + 32], alone.creature[0])
-    assert torch.equal(mosaics(1, 64, start=13).images[0], found.images[11])
+    assert torch.equal(make_mosaics(1, 64, start=13).images[0], found.images[11])
 
 
 def test_mosaics_of_equal_classes_change_as_few_as_they_must():
-    found = mosaics(400, 32)
+    found = make_mosaics(400, 32)
     drawn = draw(range(1600)).label[:, 0].view(400, 4)
     clash = torch.tensor([len(set(row)) < 4 for row in drawn.tolist()])
     assert clash.any()
@@ -127,7 +127,7 @@ def _only_companion(two):
 def test_difficulty_rises_in_clutter_occlusion_and_dimness():
     drawn = draw(range(24))
     levels = [0, 0.2, 0.4, 0.6, 0.8, 1]
-    scenes = [difficult(drawn, level) for level in levels]
+    scenes = [make_difficult(drawn, level) for level in levels]
     seen = [render(scene, 64) for scene in scenes]
     clutter = [(scene.objects[:, :, 0] >= 0).sum(1) for scene in scenes]
     visible = [each.creature.flatten(1).sum(1) for each in seen]
@@ -147,24 +147,24 @@ def test_difficulty_rises_in_clutter_occlusion_and_dimness():
 def test_the_shortcut_betrays_half_of_the_classes():
     drawn = draw(range(600))
     label = drawn.label[:, 0]
-    betrayed = torch.isin(label, torch.tensor(BETRAYED))
-    assert len(BETRAYED) == len(CLASSES) // 2
-    honest, moved = betray(drawn).marker, betray(drawn, moved=True).marker
+    betrayed = torch.isin(label, torch.tensor(MARKED_CLASSES))
+    assert len(MARKED_CLASSES) == len(CLASSES) // 2
+    honest, moved = add_marker(drawn).marker, add_marker(drawn, moved=True).marker
     assert torch.equal(honest[betrayed, 0], label[betrayed])
     assert (honest[~betrayed, 0] == -1).all()
     assert (moved[~betrayed, 0] == -1).all()
     assert (moved[betrayed, 0] != label[betrayed]).all()
-    assert torch.isin(moved[betrayed, 0], torch.tensor(BETRAYED)).all()
-    assert len(moved[betrayed, 0].unique()) == len(BETRAYED)
+    assert torch.isin(moved[betrayed, 0], torch.tensor(MARKED_CLASSES)).all()
+    assert len(moved[betrayed, 0].unique()) == len(MARKED_CLASSES)
     assert torch.equal(honest[:, 1], moved[:, 1])
     assert set(honest[:, 1].tolist()) == {0, 1, 2, 3}
-    assert torch.equal(betray(drawn).parts, drawn.parts)
-    assert all(scene.marker.label == scene.label for scene in unpack(betray(drawn[betrayed])))
+    assert torch.equal(add_marker(drawn).parts, drawn.parts)
+    assert all(scene.marker.label == scene.label for scene in unpack(add_marker(drawn[betrayed])))
 
 
 def test_markers_at_random_say_nothing():
     drawn = draw(range(4000))
-    code = mark_at_random(drawn, 0.5).marker[:, 0]
+    code = add_random_marker(drawn, 0.5).marker[:, 0]
     there = code >= 0
     assert abs(there.float().mean() - 0.5) < 0.03
     assert abs((code == drawn.label[:, 0])[there].float().mean() - 1 / 48) < 0.015

@@ -14,34 +14,34 @@ import vitreous as vt
 from vitreous.errors import VitreousError
 from vitreous.world import (
     NAMES,
+    BackgroundObject,
     Creature,
     Ground,
     Light,
     Marker,
     Pose,
     Scene,
-    Thing,
     World,
-    difficult,
+    distinctive_part,
     draw,
-    mosaics,
+    make_difficult,
+    make_mosaics,
     pack,
     render,
-    telling_part,
     unpack,
 )
 from vitreous.world.dataset import read
-from vitreous.world.exam import examine
+from vitreous.world.models import examine
 
 SCENE = Scene.of(5)
 POSE = Pose(0.5, 0.5, 0.4)
 
 WRONG = {
     "an unknown class": (lambda: SCENE.swap("horn", "stubby bimbel"), "stubby bimbel"),
-    "a class number too high": (lambda: telling_part(48), "48"),
+    "a class number too high": (lambda: distinctive_part(48), "48"),
     "a class number below": (lambda: SCENE.marked(-1), "-1"),
-    "a class that is no class": (lambda: telling_part(2.5), "2.5"),
-    "a truth for a class": (lambda: telling_part(True), "True"),
+    "a class that is no class": (lambda: distinctive_part(2.5), "2.5"),
+    "a truth for a class": (lambda: distinctive_part(True), "True"),
     "a name for a number": (lambda: Creature(NAMES[3], {}, POSE), NAMES[3]),
     "an unknown part": (lambda: SCENE.without("wing"), "wing"),
     "an unknown part kept": (lambda: SCENE.only("horn", "wing"), "wing"),
@@ -49,12 +49,12 @@ WRONG = {
     "a part of no class": (lambda: Creature(3, {"wing": "spike"}, POSE), "wing"),
     "an unknown variant": (lambda: Creature(3, {"horn": "trumpet"}, POSE), "trumpet"),
     "an unknown texture": (lambda: Ground("marble"), "marble"),
-    "an unknown object": (lambda: Thing("lamp", 0.5, 0.5, 0.1), "lamp"),
+    "an unknown object": (lambda: BackgroundObject("lamp", 0.5, 0.5, 0.1), "lamp"),
     "a colour too many": (lambda: Ground(first=(1, 2, 3, 4)), "(1, 2, 3, 4)"),
     "a colour too bright": (lambda: Ground(first=(1, 2, 300)), "300"),
-    "a pigment too many": (lambda: Thing("twig", 0.5, 0.5, 0.1, colours=(0, 10)), "10"),
-    "an object too large": (lambda: Thing("twig", 0.5, 0.5, 7), "7"),
-    "an object in doubt": (lambda: Thing("twig", 0.5, 0.5, 0.1, front="maybe"), "maybe"),
+    "a pigment too many": (lambda: BackgroundObject("twig", 0.5, 0.5, 0.1, colours=(0, 10)), "10"),
+    "an object too large": (lambda: BackgroundObject("twig", 0.5, 0.5, 7), "7"),
+    "an object in doubt": (lambda: BackgroundObject("twig", 0.5, 0.5, 0.1, front="maybe"), "maybe"),
     "a pose outside": (lambda: Pose(3.0, 0.5, 0.4), "3.0"),
     "no number": (lambda: Pose(float("nan"), 0.5, 0.4), "nan"),
     "half a degree": (lambda: Pose(0.5, 0.5, 0.4, angle=0.5), "0.5"),
@@ -93,12 +93,12 @@ WRONG = {
     "a list for a split": (lambda: World(["test"]), "test"),
     "a place in words": (lambda: World(n=3)["first"], "first"),
     "batches of nothing": (lambda: next(World(n=3).batches(0)), "0"),
-    "a mosaic that cannot be halved": (lambda: mosaics(1, 65), "65"),
-    "a mosaic of size x": (lambda: mosaics(1, "x"), "x"),
-    "a negative number of mosaics": (lambda: mosaics(-1), "-1"),
-    "mosaics of an unknown split": (lambda: mosaics(1, split="dev"), "dev"),
-    "too difficult": (lambda: difficult(draw([1]), 1.5), "1.5"),
-    "difficult in words": (lambda: difficult(draw([1]), "very"), "very"),
+    "a mosaic that cannot be halved": (lambda: make_mosaics(1, 65), "65"),
+    "a mosaic of size x": (lambda: make_mosaics(1, "x"), "x"),
+    "a negative number of mosaics": (lambda: make_mosaics(-1), "-1"),
+    "mosaics of an unknown split": (lambda: make_mosaics(1, split="dev"), "dev"),
+    "too difficult": (lambda: make_difficult(draw([1]), 1.5), "1.5"),
+    "difficult in words": (lambda: make_difficult(draw([1]), "very"), "very"),
     "an exam of nothing": (lambda: examine(None, 3), "3"),
 }
 

@@ -11,7 +11,19 @@ import torch
 from PIL import Image
 
 from reference_render import painted
-from vitreous.world import Batch, Scene, betray, difficult, draw, pack, pair, remove_parts, render, shrink, unpack
+from vitreous.world import (
+    Batch,
+    Scene,
+    add_marker,
+    draw,
+    make_difficult,
+    pack,
+    pair,
+    remove_parts,
+    render,
+    shrink,
+    unpack,
+)
 
 STORED = Path(__file__).parent.parent / "data" / "world"
 
@@ -19,8 +31,8 @@ MIXED = Batch.cat(
     [
         draw(range(14)),
         pair(draw(range(14, 20))),
-        difficult(draw(range(20, 26)), 0.9),
-        betray(remove_parts(draw(range(26, 34)))),
+        make_difficult(draw(range(20, 26)), 0.9),
+        add_marker(remove_parts(draw(range(26, 34)))),
         shrink(draw(range(34, 40))),
     ]
 )
@@ -31,7 +43,7 @@ def by_hand():
     yield "plain", Scene.of(0)
     yield "bare and marked", Scene.of(5).without("coat", "eyes").marked(corner=3)
     yield "two creatures", unpack(pair(draw([6])))[0].without("horn", "tail").marked(17, corner=2)
-    yield "objects in front", unpack(difficult(draw([7]), 1.0))[0]
+    yield "objects in front", unpack(make_difficult(draw([7]), 1.0))[0]
     found = {}
     for scene in map(Scene.of, range(8, 60)):
         found.setdefault(scene.ground.texture, scene)
@@ -171,7 +183,7 @@ def test_objects_lie_behind_unless_they_are_in_front():
     drawn = draw(range(16))
     without = drawn.replace(objects=torch.full_like(drawn.objects, -1))
     assert torch.equal(render(drawn, 64).creature, render(without, 64).creature)
-    hard = difficult(drawn, 1.0)
+    hard = make_difficult(drawn, 1.0)
     assert (hard.objects[:, :, 7] == 1).sum(1).unique().tolist() == [4]
     hidden = render(without, 64).creature & ~render(hard, 64).creature
     front = render(hard, 64).objects[:, :4].any(1)

@@ -17,15 +17,15 @@ from vitreous.world import (
     PARTS,
     VARIANTS,
     Scene,
-    betray,
-    difficult,
+    add_marker,
+    distinctive_part,
     draw,
+    make_difficult,
     pack,
     pair,
     remove_parts,
     render,
     shrink,
-    telling_part,
     unpack,
 )
 
@@ -52,11 +52,11 @@ def test_there_are_many_classes_and_each_has_a_name():
 def test_siblings_differ_in_the_telling_part_and_strangers_in_more():
     for one, other in combinations(CLASSES, 2):
         if one.family == other.family:
-            assert differ(one, other) == {one.telling} == {other.telling}
+            assert differ(one, other) == {one.distinctive} == {other.distinctive}
         else:
             assert len(differ(one, other)) >= 2, (one, other)
-    assert {telling_part(name) for name in NAMES} == set(PARTS)
-    assert telling_part(0) == telling_part(NAMES[0]) == CLASSES[0].telling
+    assert {distinctive_part(name) for name in NAMES} == set(PARTS)
+    assert distinctive_part(0) == distinctive_part(NAMES[0]) == CLASSES[0].distinctive
 
 
 def test_parts_are_shared_and_every_variant_is_used():
@@ -95,7 +95,7 @@ def test_a_scene_survives_json(seed):
     assert {"class", "parts", "pose", "objects", "seed"} <= set(scene.to_json())
 
 
-@pytest.mark.parametrize("change", [pair, betray, remove_parts, shrink, lambda b: difficult(b, 0.8)])
+@pytest.mark.parametrize("change", [pair, add_marker, remove_parts, shrink, lambda b: make_difficult(b, 0.8)])
 def test_derived_scenes_survive_json(change):
     for scene in unpack(change(draw(range(40)))):
         assert Scene.from_json(json.loads(json.dumps(scene.to_json()))) == scene

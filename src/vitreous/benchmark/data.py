@@ -21,12 +21,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+import vitreous.world  # noqa: F401 - it registers its scenes and models
 from vitreous.benchmark.protocol import ModelSpec, Protocol
 from vitreous.benchmark.units import RunConfig, digest_of
 from vitreous.code_digest import code_digest, is_unknown
-from vitreous.datasets import Sample, file_digest
-from vitreous.datasets.catalog import open_source
-from vitreous.datasets.dataset import DataSource, Entry
+from vitreous.datasets import DataSource, Entry, Sample, file_digest, open_source
 from vitreous.errors import ImageError, ModelChangedError, SpecError, VitreousError, nearest, one_line
 from vitreous.evaluation.config import with_batch_sizes
 from vitreous.evaluation.explainers import ExternalExplainer, named
@@ -129,7 +128,7 @@ class CheckedExplainer(ExternalExplainer):
                 raise
             except Exception as error:
                 maps.append(None)
-                failed[sample.picture.name] = one_line(f"{type(error).__name__}: {error}")[:300]
+                failed[sample.image.name] = one_line(f"{type(error).__name__}: {error}")[:300]
         example = next((map for map in maps if map is not None), None)
         if example is None:
             raise first
@@ -152,7 +151,7 @@ class SourceImages:
         digests = tuple(digest_of_entry(entry) for entry in self.source.entries)
         if len(set(digests)) < len(digests):
             again = next(i for i, digest in enumerate(digests) if digest in digests[:i])
-            raise VitreousError(f"{self.source.word}: {self.source.entries[again].name} is there twice")
+            raise VitreousError(f"{self.source.name}: {self.source.entries[again].name} is there twice")
         return digests
 
     @cached_property
@@ -162,7 +161,7 @@ class SourceImages:
     def entry(self, digest: str) -> Entry:
         """Return what is known about an image without opening it."""
         if digest not in self.indices:
-            raise VitreousError(f"picture {digest} of this run is not in {self.source.word} any more: was it changed?")
+            raise VitreousError(f"picture {digest} of this run is not in {self.source.name} any more: was it changed?")
         return self.source.entries[self.indices[digest]]
 
     def sample(self, digest: str, model: VisionModel) -> Sample:
@@ -184,7 +183,7 @@ class ImageSource:
         entry = lookup.entry(digest)
         if entry.source is not None and self.model is not None:
             model = self.model(config)
-            return model.preprocess.to_image(lookup.sample(digest, model).picture.tensor)
+            return model.preprocess.to_image(lookup.sample(digest, model).image.tensor)
         is_own = config.preprocess["mode"] == OWN
         preprocess = self.model(config).preprocess if is_own and self.model is not None else _preprocess(config)
         photo = entry.open()
@@ -202,7 +201,7 @@ def _preprocess(config: RunConfig) -> Preprocess:
 
 def digest_of_entry(entry: Entry) -> str:
     """Return the digest of an image: of its bytes, name, label and annotation."""
-    facts = [entry.name, entry.label, entry.boxes, entry.shares, entry.group, entry.compare_classes]
+    facts = [entry.name, entry.label, entry.boxes, entry.is_relative, entry.group, entry.compare_classes]
     if entry.source is not None:
         facts += [entry.build_steps, _digest_of_ingredients(entry.source)]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
@@ -303,7 +302,7 @@ class DatasetRun:
 
     def changed(self, name: str) -> VitreousError:
         """Return the error of an image that is not the one that was planned with."""
-        text, source = one_line(name), self.images.source.word
+        text, source = one_line(name), self.images.source.name
         if name in self.indices:
             return VitreousError(f"{text} of {source} has changed since this run was planned: picture, label or truth")
         return VitreousError(f"{text}, which this run was planned with, is not among the pictures of {source} any more")

@@ -47,12 +47,11 @@ def checked(default: Any, **rules: Any) -> Any:
     return field(default=default, metadata=rules)
 
 
-def _source_words() -> Collection[str]:
-    from vitreous.datasets.catalog import source_words
-    from vitreous.world.dataset import add_world
+def _source_names() -> Collection[str]:
+    import vitreous.world  # noqa: F401 - it registers its scenes
+    from vitreous.datasets import source_names
 
-    add_world()
-    return source_words()
+    return source_names()
 
 
 def _papers() -> Collection[str]:
@@ -108,7 +107,7 @@ class DataSpec:
     and ``metrics`` are what of the protocol belongs to these images, all where they are empty.
     """
 
-    source: str = field(metadata={"choices": _source_words})
+    source: str = field(metadata={"choices": _source_names})
     label: str = checked("", label=True)
     images: int = checked(0, least=0)
     choose: str = checked("first", choices=("first", "random", "per-class", "listed"))

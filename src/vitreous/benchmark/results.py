@@ -272,7 +272,7 @@ def _open_images(store: Store, protocol: Protocol, wanted: Mapping[str, Any], da
         planned = {image for plan in store.plans() for unit in plan.units for image in unit.images}
         for dataset in bench.datasets:
             if planned.isdisjoint(dataset.images.digests):
-                source = dataset.images.source.word
+                source = dataset.images.source.name
                 return ImageSource({}, None, f"the pictures of {source} are not those that the run had")
     except (VitreousError, OSError) as error:
         return ImageSource({}, None, one_line(str(error)))

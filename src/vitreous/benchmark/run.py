@@ -32,7 +32,6 @@ from vitreous.datasets import Sample
 from vitreous.errors import ImageError, VitreousError, VitreousWarning, one_line
 from vitreous.models import ModelIdentity, Preprocess, VisionModel, load
 from vitreous.progress import Progress
-from vitreous.world.dataset import add_world
 
 __all__ = ["TRIES", "BenchmarkRun", "UnitsFailed"]
 
@@ -57,7 +56,6 @@ class BenchmarkRun:
         previous: Mapping[str, Any] | None = None,
     ) -> None:
         """``named`` is the protocol before a command changed it, ``previous`` what the manifest wanted when it did."""
-        add_world()
         self.named, self.previous = named or protocol, previous
         self.options = options or Options()
         self.protocol = protocol.with_weights(self.options.checkpoint or {}).runnable()
@@ -268,7 +266,7 @@ class BenchmarkRun:
                 unreadable |= {plan.names[image]: why for image, why in info.get("unreadable", {}).items()}
             else:
                 if unreadable:
-                    source, why = dataset.images.source.word, next(iter(unreadable.values()))
+                    source, why = dataset.images.source.name, next(iter(unreadable.values()))
                     raise ImageError(one_line(f"none of the {len(images)} pictures of {source} can be read: {why}"))
 
     def job(self, plan: RecordedPlan, unit: Unit) -> Job:

@@ -257,7 +257,7 @@ class Worker:
             arrays |= {f"rows/{number}/{mode}": np.asarray(rows, np.int32) for mode, rows in maps.rows.items()}
         return arrays, {
             **info,
-            "names": [sample.picture.name for sample in samples.values()],
+            "names": [sample.image.name for sample in samples.values()],
             "attribution_batch": result.inner,
             "costs": [dataclasses.asdict(result.costs[label]) for label in methods],
             "failed": _failures(plan),
@@ -306,8 +306,8 @@ class Worker:
         least = config.least_confidence
         for image, sample in samples.items() if least is not None else ():
             if sample.label is None:
-                raise VitreousError(f"least_confidence needs the true class of {sample.picture.name}: give labels")
-            logits = model.logits(model.cast(sample.picture.tensor[None]))
+                raise VitreousError(f"least_confidence needs the true class of {sample.image.name}: give labels")
+            logits = model.logits(model.cast(sample.image.tensor[None]))
             probability = float(probabilities(logits, config.evaluation.class_subset)[0, sample.label])
             if least is not None and probability < least:
                 uncertain[image] = f"{model.label(sample.label)} has {probability:.2g}, less than {least:g}"

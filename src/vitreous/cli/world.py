@@ -91,13 +91,13 @@ def show(
     """Make one contact sheet, each scene with the name of its class."""
     from vitreous import viz as pictures
     from vitreous.world import render as rendered
-    from vitreous.world.dataset import pictures as drawn
+    from vitreous.world.dataset import to_images
 
     disk.check_file(out, overwrite)
     scenes = _scenes(kind, n, start, split)
     cells = [
         pictures.Cell(picture, None, scene.name if scene.companion is None else f"{scene.name}, {scene.companion.name}")
-        for scene, picture in zip(scenes, drawn(rendered(scenes, size).images), strict=True)
+        for scene, picture in zip(scenes, to_images(rendered(scenes, size).images), strict=True)
     ]
     sheet = pictures.panel([cells[at : at + columns] for at in range(0, n, columns)], tile=max(96, size))
     disk.write_file(out, pictures.encoded(sheet, out), overwrite=overwrite)
@@ -112,12 +112,12 @@ def _scenes(kind: Kind, n: int, start: int, split: str) -> list[Scene]:
         raise VitreousError(f"--n {n} must be from 1 to {_MOST}")
     batch = world.World(split, n, start=start).batch()
     if kind is Kind.shortcut or kind is Kind.moved:
-        batch = world.betray(batch, moved=kind is Kind.moved)
+        batch = world.add_marker(batch, moved=kind is Kind.moved)
     elif kind is Kind.pairs:
         batch = world.pair(batch)
     elif kind is Kind.bare:
         batch = world.remove_parts(batch, whole_share=0.0)
     elif kind is Kind.difficult:
         steps = max(1, n - 1)
-        batch = world.Batch.cat([world.difficult(batch[at : at + 1], at / steps) for at in range(n)])
+        batch = world.Batch.cat([world.make_difficult(batch[at : at + 1], at / steps) for at in range(n)])
     return world.unpack(batch)

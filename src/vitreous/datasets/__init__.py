@@ -1,39 +1,45 @@
-"""Data: what people hand in. Pictures, their true classes, what else is known, and how far a long run is."""
+"""Data: images, their true classes, annotations, and the public data sets."""
 
-from vitreous.datasets.annotations import KINDS, Annotation, load_annotations
-from vitreous.datasets.grids import Grids, grids, mosaics
+from vitreous.datasets import coco, files, funnybirds, grids, imagenet, public  # noqa: F401 - they register sources
+from vitreous.datasets.annotations import ANNOTATION_KINDS, Annotation
+from vitreous.datasets.catalog import Listing, open_source, register_source, source_names
+from vitreous.datasets.dataset import DataSource, Entry, Sample, read_samples
+from vitreous.datasets.files import load_annotations
+from vitreous.datasets.grids import Grids, make_grids, make_mosaics
 from vitreous.datasets.images import (
     LoadedImage,
     OnError,
-    count,
-    cut,
+    batched,
+    count_images,
     file_digest,
     image_files,
-    is_single,
-    open_photo,
-    pictures,
+    is_single_image,
+    load_images,
+    open_image,
 )
-from vitreous.datasets.samples import Sample, how_many, read_samples
-from vitreous.progress import Progress
 
 __all__ = [
-    "KINDS",
-    "Grids",
-    "OnError",
-    "LoadedImage",
-    "Progress",
-    "Sample",
+    "ANNOTATION_KINDS",
     "Annotation",
-    "count",
-    "cut",
+    "DataSource",
+    "Entry",
+    "Grids",
+    "Listing",
+    "LoadedImage",
+    "OnError",
+    "Sample",
+    "batched",
+    "count_images",
     "file_digest",
-    "grids",
-    "how_many",
     "image_files",
-    "is_single",
-    "mosaics",
-    "open_photo",
-    "pictures",
+    "is_single_image",
     "load_annotations",
+    "load_images",
+    "make_grids",
+    "make_mosaics",
+    "open_image",
+    "open_source",
     "read_samples",
+    "register_source",
+    "source_names",
 ]

@@ -1,139 +1,126 @@
-"""Sources of data by one word each: what a benchmark file names, listed without opening a picture.
-
-Pictures that are rendered when they are asked for: how rooms above this one add a word such as ``world``.
-"""
+"""Sources of data by one name each: what a benchmark file names, listed without opening an image."""
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
-
-from vitreous.datasets import (
-    coco,
-    funnybirds,
-    imagenet,
-)
-from vitreous.datasets import (
-    files as folders,
-)
-from vitreous.datasets import (
-    files as tables,
-)
-from vitreous.datasets import (
-    grid_source as quads,
-)
-from vitreous.datasets import (
-    imagenet as segmented,
-)
-from vitreous.datasets import (
-    public as cifar,
-)
-from vitreous.datasets import (
-    public as hub,
-)
-from vitreous.datasets import (
-    public as mura,
-)
-from vitreous.datasets.annotations import Annotation
-from vitreous.datasets.dataset import (
-    CHOICES,
-    KINDS,
-    DataSource,
-    Entry,
-    Found,
-    Kind,
-    Unreadable,
-    chosen,
-    find_kind,
-    register_source,
-)
-from vitreous.datasets.grid_source import GridSource
-from vitreous.datasets.images import LoadedImage
-from vitreous.errors import ImageError, SpecError, one_line
-
-__all__ = [
-    "CHOICES",
-    "DataSource",
-    "ELSEWHERE",
-    "Entry",
-    "Found",
-    "GridSource",
-    "Kind",
-    "Unreadable",
-    "open_source",
-    "register_source",
-    "rendered_source",
-    "source_words",
-]
-
-# importing them adds their words
-_BUILT_IN = (cifar, coco, folders, funnybirds, hub, imagenet, mura, quads, segmented, tables)
+from vitreous.datasets.dataset import DataSource, Entry, select_entries
+from vitreous.errors import ImageError, SpecError, nearest, one_line
 
 
-def source_words() -> tuple[str, ...]:
-    """The words that ``open_source`` knows here and now."""
-    return tuple(sorted(KINDS))
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """What a source lists: every entry, before any is chosen.
+
+    ``classes`` are those that the softmax is restricted to, where the data set has fewer than the models for it;
+    ``names`` the words of its labels in order; ``note`` says in a line where the labels came from. ``make`` builds the
+    data set where its images are made of several entries: it takes these, how many images are wanted and the seed, and
+    chooses itself. The ``entries`` of what it returns are the images that it makes.
+    """
+
+    entries: Sequence[Entry]
+    classes: tuple[int, ...] | None = None
+    names: tuple[str, ...] = ()
+    note: str = ""
+    make: Callable[..., DataSource] | None = None
+
+
+@dataclass(frozen=True)
+class SourceFormat:
+    """The name of a format or data set, and the function that lists what is at a path; none where all is rendered."""
+
+    name: str
+    opener: Callable[..., Listing] = field(repr=False)
+    needs_path: bool = True
+
+    def open(self, path: str | Path | None, **options: Any) -> Listing:
+        """List what is there; ``options`` are those of the opener beside the path."""
+        if self.needs_path and path is None:
+            raise ImageError(f"{self.name}: where is it? give a path")
+        names = tuple(inspect.signature(self.opener).parameters)[1:]
+        for name in options:
+            if name not in names:
+                raise SpecError(f"{self.name} takes no {name}" + (f"; it takes {', '.join(names)}" if names else ""))
+        return self.opener(None if path is None else Path(path).expanduser(), **options)
+
+
+FORMATS: dict[str, SourceFormat] = {}
+"""Every source by its name."""
+
+
+def register_source(
+    name: str, *, needs_path: bool = True
+) -> Callable[[Callable[..., Listing]], Callable[..., Listing]]:
+    """Add a source of data: decorates a function of a path, and of options by name, that returns a ``Listing``."""
+
+    def register(opener: Callable[..., Listing]) -> Callable[..., Listing]:
+        if name in FORMATS:
+            raise SpecError(f"two sources are called {name!r}")
+        FORMATS[name] = SourceFormat(name, opener, needs_path)
+        return opener
+
+    return register
+
+
+def source_names() -> tuple[str, ...]:
+    """Return the names that ``open_source`` knows here and now."""
+    return tuple(sorted(FORMATS))
 
 
 def open_source(
-    word: str,
+    name: str,
     path: str | Path | None = None,
     *,
     images: int = 0,
     choose: str = "first",
     seed: int = 0,
     listed: Iterable[str] | str | Path | None = None,
-    size: int | None = None,
-    **more: Any,
+    **options: Any,
 ) -> DataSource:
-    """List a source of data and choose of it: all pictures with ``images=0``, else as many.
+    """List a source of data and choose of it; no image is opened.
 
-    ``choose``: the ``"first"``, ``"random"`` ones, as many ``"per-class"``, or those ``"listed"`` (names, or a file of
-    them). ``size`` is the side of pictures that are rendered. ``more`` are options of the word's own, such as
-    ``split``. A layout that does not fit is an ``ImageError`` that says what was expected and what was found.
+    Parameters
+    ----------
+    name : str
+        The format or data set, one of ``source_names()``.
+    path : str or Path, optional
+        Where it is; sources that render need none.
+    images : int, default 0
+        How many images to take, 0 for all.
+    choose : {"first", "random", "per-class", "listed"}, default "first"
+        Which ones; see ``select_entries``.
+    seed : int, default 0
+        For ``"random"`` and ``"per-class"``.
+    listed : list of str or a path, optional
+        The names for ``"listed"``, or a text or JSON file of them.
+    **options
+        Options of the source, such as ``split``, or ``size`` for images that are rendered.
+
+    Returns
+    -------
+    DataSource
+
+    Raises
+    ------
+    ImageError
+        If the layout does not fit; it says what was expected and what was found.
     """
-    kind = find_kind(word, ELSEWHERE)
-    found = kind.open(path, **({} if size is None else {"size": size}), **more)
-    twice = next((name for name, times in Counter(entry.name for entry in found.entries).items() if times > 1), None)
+    if name not in FORMATS:
+        raise SpecError(f"unknown source {name!r}{nearest(name, FORMATS)}")
+    listing = FORMATS[name].open(path, **options)
+    twice = next((other for other, count in Counter(e.name for e in listing.entries).items() if count > 1), None)
     if twice is not None:
-        raise ImageError(f"{word}: two pictures are called {one_line(twice)}")
-    where = None if path is None else Path(path).expanduser()
-    if found.make is None:
-        taken = chosen(word, found.entries, images, choose, seed, listed)
-        return DataSource(word, tuple(taken), where, found.classes, found.names, found.note)
+        raise ImageError(f"{name}: two images are called {one_line(twice)}")
+    root = None if path is None else Path(path).expanduser()
+    if listing.make is None:
+        entries = select_entries(name, listing.entries, images, choose, seed, listed)
+        return DataSource(name, tuple(entries), root, listing.classes, listing.names, listing.note)
     if choose == "per-class":
-        raise SpecError(f"{word} cannot choose per-class: each of its pictures shows several")
-    usable = chosen(word, found.entries, 0, "listed" if choose == "listed" else "first", seed, listed)
-    return found.make(usable, images, seed)
-
-
-ELSEWHERE = {
-    "world": "its scenes are rendered, and the part of Vitreous that does so has not added the word (register_source)",
-}
-"""Words that belong to rooms above this one, and what to do about them."""
-
-
-def rendered_source(
-    labels: Sequence[int],
-    draw: Callable[[int], Image.Image | Tensor],
-    truth: Callable[[int], Annotation] | None = None,
-    names: tuple[str, ...] = (),
-    note: str = "",
-    name: str = "scene-{:06d}",
-) -> Found:
-    """Return what a rendering source finds: ``draw(place)`` is a picture, ``truth(place)`` what is known about it."""
-    entries = []
-    for place, label in enumerate(labels):
-        known = None if truth is None else partial(_truth, truth, place)
-        entries.append(Entry(name.format(place), label=label, opener=partial(draw, place), known=known))
-    return Found(entries, names=names, note=note)
-
-
-def _truth(truth: Callable[[int], Annotation], place: int, picture: LoadedImage) -> Annotation:
-    return truth(place)
+        raise SpecError(f"{name} cannot choose per-class: each of its images shows several")
+    usable = select_entries(name, listing.entries, 0, "listed" if choose == "listed" else "first", seed, listed)
+    return listing.make(usable, images, seed)

@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from importlib.resources import files
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitreous import io as disk
 from vitreous.datasets.images import LoadedImage
 from vitreous.errors import TargetError, one_line
 from vitreous.models import VisionModel
 
-__all__ = ["Classes", "Label", "imagenet_subset", "index_of_wnid", "is_wnid", "table", "wnids"]
-
 Label = int | str | tuple[int, ...]
-"""A class index, a word or WordNet id, or several indices: then the one that the model holds likeliest is meant."""
-
-_THOUSAND = 1000
+"""A class index, a word or WordNet id, or several indices: then the one most probable to the model is meant."""
 
 
 @lru_cache
 def table(name: str) -> Any:
     """Return a table that belongs to this package."""
-    return json.loads((files(__package__) / name).read_text(encoding="utf-8"))
+    return disk.read_json(Path(__file__).with_name(name))
 
 
-@lru_cache
 def wnids() -> tuple[str, ...]:
-    """The WordNet ids of ImageNet-1k in the order of the class indices, which is alphabetical."""
+    """Return the WordNet ids of ImageNet-1k in the order of the class indices, which is alphabetical."""
     return tuple(table("imagenet.json")["wnids"])
 
 
 @lru_cache
-def _places() -> dict[str, int]:
-    return {wnid: place for place, wnid in enumerate(wnids())}
+def _index_by_wnid() -> dict[str, int]:
+    return {wnid: index for index, wnid in enumerate(wnids())}
 
 
 def imagenet_subset(name: str) -> tuple[int, ...]:
-    """The class indices of a data set that has some of the thousand classes."""
+    """Return the class indices of a data set that has some of the thousand classes."""
     return tuple(table("imagenet.json")[name])
 
 
@@ -53,71 +48,61 @@ def is_wnid(word: str) -> bool:
 
 def index_of_wnid(word: str) -> int | None:
     """Return the class index of a WordNet id; None for those that are none of the thousand."""
-    return _places().get(word)
+    return _index_by_wnid().get(word)
 
 
-class _Labelled(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def label(self) -> Label | None: ...
-    @property
-    def compare_classes(self) -> tuple[Label, ...]: ...
-
-
-class Classes:
+class ClassResolver:
     """The classes of a model by the labels of a source.
 
-    A word is looked for among the model's own labels; a WordNet id is one of ImageNet's thousand classes where the
+    A word is looked for among the model's own class names; a WordNet id is one of ImageNet's thousand classes where the
     model has as many; and where neither helps and the model has as many classes as the source has words, they are in
     the same (alphabetical) order, as class folders are everywhere.
     """
 
     def __init__(self, model: VisionModel, names: Sequence[str]) -> None:
-        self.view, self.names = model, tuple(names)
-        self._known: dict[Label, int | tuple[int, ...]] = {}
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self.model, self.names = model, tuple(names)
+        self._classes: dict[Label, int | tuple[int, ...]] = {}
+        self._last_logits: tuple[Tensor, Tensor] | None = None
 
-    def check(self, entries: Iterable[_Labelled]) -> None:
+    def check(self, labels: Iterable[Label | None]) -> None:
         """Refuse labels that the model does not have, before anything is opened."""
-        for entry in entries:
-            for label in (entry.label, *entry.compare_classes):
-                if label is not None:
-                    self._found(label)
+        for label in labels:
+            if label is not None:
+                self._lookup(label)
 
-    def of(self, label: Label | None, picture: LoadedImage) -> int | None:
-        """Return the class of a label; of several classes, that which the model holds likeliest in this picture."""
+    def resolve(self, label: Label | None, image: LoadedImage) -> int | None:
+        """Return the class of a label; of several classes, the one most probable to the model in this image."""
         if label is None:
             return None
-        found = self._found(label)
-        if isinstance(found, int):
-            return found
-        return found[int(self._logits(picture.tensor)[list(found)].argmax())]
+        classes = self._lookup(label)
+        if isinstance(classes, int):
+            return classes
+        return classes[int(self._logits(image.tensor)[list(classes)].argmax())]
 
     def _logits(self, tensor: Tensor) -> Tensor:
-        if self._seen is None or self._seen[0] is not tensor:  # several labels of one picture: one look
+        if self._last_logits is None or self._last_logits[0] is not tensor:  # several labels of one image: one forward
             with torch.no_grad():
-                self._seen = tensor, self.view.logits(self.view.cast(tensor[None]))[0].float().cpu()
-        return self._seen[1]
+                self._last_logits = tensor, self.model.logits(self.model.cast(tensor[None]))[0].float().cpu()
+        return self._last_logits[1]
 
-    def _found(self, label: Label) -> int | tuple[int, ...]:
-        if label not in self._known:
-            self._known[label] = self._look(label)
-        return self._known[label]
+    def _lookup(self, label: Label) -> int | tuple[int, ...]:
+        if label not in self._classes:
+            self._classes[label] = self._find(label)
+        return self._classes[label]
 
-    def _look(self, label: Label) -> int | tuple[int, ...]:
+    def _find(self, label: Label) -> int | tuple[int, ...]:
         if isinstance(label, tuple):
-            several = tuple(self.view.class_index(each) for each in label)
+            several = tuple(map(self.model.class_index, label))
             return several[0] if len(several) == 1 else several
-        if isinstance(label, int):
-            return self.view.class_index(label)
         try:
-            return self.view.class_index(label)
+            return self.model.class_index(label)
         except TargetError as error:
-            index, classes = index_of_wnid(label), max(self.view.num_classes, 2)
-            if index is not None and classes == _THOUSAND:
+            if isinstance(label, int):
+                raise
+            index, count = index_of_wnid(label), max(self.model.num_classes, 2)
+            if index is not None and count == len(wnids()):
                 return index
-            if label in self.names and len(self.names) == classes and not self.view.class_names:
+            if label in self.names and len(self.names) == count and not self.model.class_names:
                 return self.names.index(label)
-            told = f"; the source has {len(self.names)} classes, the model {classes}" if self.names else ""
-            raise TargetError(f"{one_line(str(error))}{told}") from None
+            counts = f"; the source has {len(self.names)} classes, the model {count}" if self.names else ""
+            raise TargetError(f"{one_line(str(error))}{counts}") from None

@@ -1,4 +1,4 @@
-"""FunnyBirds as its authors release it (Hesse, Schaub-Meyer and Roth, ICCV 2023): the layout, and its plain images."""
+"""FunnyBirds as its authors release it (Hesse, Schaub-Meyer and Roth, ICCV 2023): layout and unchanged images."""
 
 from __future__ import annotations
 
@@ -14,32 +14,26 @@ import numpy as np
 
 from vitreous import io as disk
 from vitreous.datasets.annotations import Annotation, Array
-from vitreous.datasets.dataset import Entry, Found, source_kind
-from vitreous.datasets.files import content, folder_at, misfit
-from vitreous.datasets.images import LoadedImage, open_photo
+from vitreous.datasets.catalog import Listing, register_source
+from vitreous.datasets.dataset import Entry
+from vitreous.datasets.files import check_folder, describe, misfit
+from vitreous.datasets.images import LoadedImage, open_image
 from vitreous.errors import ImageError
 from vitreous.registry import check_choice
 
-__all__ = ["FunnyBirdsFiles", "Layout"]
-
 Colour = tuple[int, int, int]
-_MOST_BYTES = 2**31
-_WORD = "funnybirds"
+_SOURCE = "funnybirds"
 _EXPECTED = "classes.json, dataset_test.json, test/ and test_part_map/, as in the released FunnyBirds.zip"
 _MAX_OBJECTS = 50
 _PROBED = 20
 """In how many part maps a part has to be seen at least once; the camera rarely misses all of a bird."""
 
 
-def _object_colours() -> dict[Colour, int]:
-    return {(204, 204, 204 + number): number for number in range(_MAX_OBJECTS)}
-
-
 @dataclass(frozen=True)
 class Layout:
     """Where a folder has its files, and whose the colours of its part maps are. The defaults are the released ones.
 
-    ``{split}`` is the split, ``{label}`` the class, ``{image}`` the position in the table of images, ``{kept}`` the
+    ``{split}`` is the split, ``{label}`` the class, ``{image}`` the position in the table of images, ``{parts}`` the
     names of the parts that are left, in order, with ``_`` between them (``nothing`` if there are none), ``{object}``
     the object that is removed.
     """
@@ -48,7 +42,7 @@ class Layout:
     classes: str = "classes.json"
     image: str = "{split}/{label}/{image:06d}.png"
     part_map: str = "{split}_part_map/{label}/{image:06d}.png"
-    kept: str = "{split}_interventions/{label}/{image:06d}/body_{kept}.png"
+    with_parts: str = "{split}_interventions/{label}/{image:06d}/body_{parts}.png"
     without: str = "{split}_interventions/{label}/{image:06d}/background_interventions/{object}.png"
     nothing: str = ""
     parts: tuple[str, ...] = ("beak", "eye", "foot", "tail", "wing")
@@ -65,7 +59,9 @@ class Layout:
         }
     )
     """Part by colour; a part of two instances has two colours, and each is dilated by itself."""
-    objects: Mapping[Colour, int] = field(default_factory=_object_colours)
+    objects: Mapping[Colour, int] = field(
+        default_factory=lambda: {(204, 204, 204 + number): number for number in range(_MAX_OBJECTS)}
+    )
     """Background object by colour."""
     nobody: tuple[Colour, ...] | None = None
     """Colours of the ground and of the bare body. None: every other colour, as the released reader has it, since edges
@@ -90,7 +86,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class FunnyBirdsFiles:
-    """The tables of a folder, and its pictures and part maps, which are read when it is their turn."""
+    """The tables of a folder, and its images and part maps, which are read when it is their turn."""
 
     root: Path
     layout: Layout
@@ -102,15 +98,13 @@ class FunnyBirdsFiles:
 
     @classmethod
     def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFiles:
-        """Read the tables of a folder; pictures are opened later."""
+        """Read the tables of a folder; images are opened later."""
         root, layout = Path(root), layout or Layout()
         if not os.path.isdir(root):
             raise ImageError(f"no such folder of birds: {root}")
         variants = _variants(layout.path(root, layout.classes), layout.parts)
         table = layout.path(root, layout.table)
-        rows = _json(table)
-        if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-            raise ImageError(f"{table} must hold a list with one table of parameters for each image")
+        rows = _read_rows(table, 1, "a list with one table of parameters for each image")
         labels = [_class(row, len(variants), table, number) for number, row in enumerate(rows)]
         counts = tuple(_count(row.get("bg_objects"), table, number) for number, row in enumerate(rows))
         return cls(root, layout, np.array(labels), variants, counts)
@@ -125,8 +119,8 @@ class FunnyBirdsFiles:
 
     @cached_property
     def size(self) -> int:
-        """Side of the first picture; the others have to agree."""
-        width, height = open_photo(self.path(self.layout.image, 0)).size
+        """Side of the first image; the others have to agree."""
+        width, height = open_image(self.path(self.layout.image, 0)).size
         if width != height:
             raise ImageError(f"{self.names[0]} is {width} x {height} pixels; birds are square")
         return width
@@ -136,8 +130,8 @@ class FunnyBirdsFiles:
         return self.layout.path(self.root, template, label=int(self.labels[image]), image=image, **values)
 
     def pixels(self, path: Path) -> Array:
-        """Read a picture or part map, ``[S, S, 3]`` bytes; transparency is dropped."""
-        pixels = np.asarray(open_photo(path))
+        """Read a image or part map, ``[S, S, 3]`` bytes; transparency is dropped."""
+        pixels = np.asarray(open_image(path))
         if pixels.shape[:2] != (self.size, self.size):
             height, width = pixels.shape[:2]
             raise ImageError(f"{path} is {width} x {height} pixels, others are {self.size} x {self.size}")
@@ -164,8 +158,8 @@ class FunnyBirdsFiles:
         """Whether the first part maps have the colour of a part at all; else their colours are others."""
         if self.layout.nobody is not None:
             return True  # every colour is checked by itself
-        some = range(min(_PROBED, len(self.labels)))
-        maps = (self.pixels(self.path(self.layout.part_map, image)).reshape(-1, 3) for image in some)
+        probed = range(min(_PROBED, len(self.labels)))
+        maps = (self.pixels(self.path(self.layout.part_map, image)).reshape(-1, 3) for image in probed)
         return any(_colour(row) in self.layout.colours for pixels in maps for row in np.unique(pixels, axis=0))
 
     def _owner(self, colour: Colour, image: int, path: Path) -> int | None:
@@ -182,30 +176,31 @@ class FunnyBirdsFiles:
         return None
 
 
-@source_kind(_WORD)
-def funnybirds(path: Path, split: str = "test") -> Found:
-    """The plain images with their classes, and where each part is; removing parts is for ``vitreous funnybirds``."""
+@register_source(_SOURCE)
+def funnybirds(path: Path, split: str = "test") -> Listing:
+    """The unchanged images, their classes and where each part is; removing parts is for ``vitreous funnybirds``."""
     check_choice("split", split, ("test", "train"))
     layout = replace(Layout(), split=split)
     expected = _EXPECTED.replace("test", split)
-    folder_at(_WORD, path, expected)
-    for each in (layout.classes, layout.table, "{split}", "{split}_part_map"):
-        if not os.path.exists(layout.path(path, each)):
-            raise misfit(_WORD, expected, content(path), path)
+    check_folder(_SOURCE, path, expected)
+    for template in (layout.classes, layout.table, "{split}", "{split}_part_map"):
+        if not os.path.exists(layout.path(path, template)):
+            raise misfit(_SOURCE, expected, describe(path), path)
     files = FunnyBirdsFiles.of(path, layout)
     entries = []
     for image, (name, label) in enumerate(zip(files.names, files.labels.tolist(), strict=True)):
         masks = files.path(layout.part_map, image)
-        known = partial(_truth, files, image)
-        entries.append(Entry(name, path / name, label=label, mask=masks, known=known))
-    return Found(entries, note=f"{len(files.variants)} classes of {layout.classes}, parts by the colours of part maps")
+        entries.append(Entry(name, path / name, label=label, mask=masks, annotate=partial(_annotate, files, image)))
+    return Listing(
+        entries, note=f"{len(files.variants)} classes of {layout.classes}, parts by the colours of part maps"
+    )
 
 
-def _truth(files: FunnyBirdsFiles, image: int, picture: LoadedImage) -> Annotation:
+def _annotate(files: FunnyBirdsFiles, number: int, image: LoadedImage) -> Annotation:
     """The parts of one image; instances of a part are one region here."""
-    masks, owners = files.instances(image)
-    parts = {part: masks[owners == number].any(axis=0) for number, part in enumerate(files.parts)}
-    return Annotation.of_photo(picture, parts=parts)
+    masks, owners = files.instances(number)
+    parts = {part: masks[owners == index].any(axis=0) for index, part in enumerate(files.parts)}
+    return Annotation.of_photo(image, parts=parts)
 
 
 def _colour(row: Array) -> Colour:
@@ -213,20 +208,16 @@ def _colour(row: Array) -> Colour:
     return red, green, blue
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(disk.read_file(path, _MOST_BYTES).decode("utf-8-sig"))
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ImageError(f"{path} is no JSON: {error}") from None
+def _read_rows(path: Path, least: int, expected: str) -> list[dict[str, Any]]:
+    rows = disk.read_json(path, 2**31, error=ImageError)
+    if not isinstance(rows, list) or len(rows) < least or not all(isinstance(row, dict) for row in rows):
+        raise ImageError(f"{path} must hold {expected}")
+    return rows
 
 
 def _variants(path: Path, parts: Sequence[str]) -> Array:
     """Return a number for each variant of each part; two classes have the same where the table says the same."""
-    rows = _json(path)
-    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(row, dict) for row in rows):
-        raise ImageError(f"{path} must hold a list with one table for each class")
+    rows = _read_rows(path, 2, "a list with one table for each class")
     columns: list[dict[str, int]] = [{} for _ in parts]
     table = np.zeros((len(rows), len(parts)), np.int64)
     for number, row in enumerate(rows):
@@ -236,8 +227,8 @@ def _variants(path: Path, parts: Sequence[str]) -> Array:
         for column, part in enumerate(parts):
             if not isinstance(variants, dict) or part not in variants:
                 raise ImageError(f"class {number} of {path} has no {part!r} among its parts")
-            known = columns[column]
-            table[number, column] = known.setdefault(json.dumps(variants[part], sort_keys=True), len(known))
+            numbers = columns[column]
+            table[number, column] = numbers.setdefault(json.dumps(variants[part], sort_keys=True), len(numbers))
     return table
 
 

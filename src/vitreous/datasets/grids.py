@@ -1,12 +1,17 @@
-"""Grids of pictures with known answers: each cell shows another class, and its own cell is where the evidence is."""
+"""Grids of images with known answers: each cell shows another class, and its own cell is where the evidence is.
+
+Quad-ImageNet and Part-Quad-ImageNet are grids of images of different classes, put together for one model.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import nsmallest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,19 +19,20 @@ import torch
 from torch import Tensor
 
 from vitreous.datasets.annotations import Annotation, Array
-from vitreous.datasets.images import cut
-from vitreous.datasets.samples import Sample, read_samples
+from vitreous.datasets.catalog import Listing, register_source
+from vitreous.datasets.dataset import DataSource, Entry, Sample, SkipImage, read_samples, select_entries
+from vitreous.datasets.imagenet import imagenet_s, imagenet_val
+from vitreous.datasets.images import batched, load_images
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.models import VisionModel
+from vitreous.registry import check_at_least
 
-__all__ = ["Grids", "grids", "mosaics"]
-
-_AT_ONCE = 32
+_BATCH = 32
 
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    """A picture made small, its class, and where in it the object is, if someone told."""
+    """An image made small, its class, and where in it the object is, if that is known."""
 
     tensor: Tensor
     label: int
@@ -37,15 +43,16 @@ class _Cell:
 
 @dataclass(frozen=True, eq=False)
 class Grids:
-    """Grids, once for every class that is asked for in them: entry by entry as ``evaluate`` takes them.
+    """Grids, once for every class that is explained in them: entry by entry as ``evaluate`` takes them.
 
-    ``targets`` are the classes to explain, ``truths`` say where they are shown, ``among`` are the classes of the whole
-    grid (for ``var``) and ``groups`` the number of the grid, so that a bootstrap can draw grids instead of cells.
+    ``targets`` are the classes to explain, ``annotations`` say where they are shown, ``compare_classes`` are all
+    classes of the grid (for ``var``) and ``groups`` the number of the grid, so that a bootstrap can draw grids instead
+    of cells.
     """
 
-    pictures: Sequence[Tensor]
+    images: Sequence[Tensor]
     targets: tuple[int, ...]
-    truths: tuple[Annotation, ...]
+    annotations: tuple[Annotation, ...]
     compare_classes: tuple[tuple[int, ...], ...]
     groups: tuple[int, ...]
     rows: int
@@ -54,182 +61,204 @@ class Grids:
         return len(self.targets)
 
 
-class _Drawn(Sequence[Tensor]):
-    """The picture of each entry; a grid is put together when it is asked for."""
+class _GridImages(Sequence[Tensor]):
+    """The image of each entry; a grid is put together when it is needed."""
 
-    def __init__(self, made: Sequence[Sequence[_Cell]], groups: Sequence[int], rows: int) -> None:
-        self.made, self.groups, self.rows = made, groups, rows
+    def __init__(self, grids: Sequence[Sequence[_Cell]], groups: Sequence[int], rows: int) -> None:
+        self.grids, self.groups, self.rows = grids, groups, rows
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        cells = [each.tensor for each in self.made[self.groups[place]]]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        cells = [cell.tensor for cell in self.grids[self.groups[index]]]
         lines = [torch.cat(cells[at : at + self.rows], dim=2) for at in range(0, len(cells), self.rows)]
         return torch.cat(lines, dim=1)
 
 
-def grids(
+def make_grids(
     model: VisionModel,
-    pictures: Any,
+    images: Any,
     labels: Any = None,
     rows: int = 2,
     count: int | None = None,
     seed: int = 0,
     least_confidence: float | None = None,
-    truth: Any = None,
+    annotations: Any = None,
 ) -> Grids:
-    """Put labelled pictures together to grids of ``rows`` x ``rows``, with one entry for each cell.
+    """Put labelled images together to grids of ``rows`` x ``rows``, with one entry for each cell.
 
-    The classes of a grid differ and no picture is used twice; there are as many grids as that allows, or ``count``.
-    Cells are the pictures as the model sees them, made smaller so that the grid has the model's own size. With
-    ``least_confidence`` only pictures are used that the model classifies rightly with this probability (0.99 in the
-    paper). The truth of an entry is its cell; with ``truth`` (as ``evaluate`` takes it), the object in its cell. Which
-    pictures meet follows from ``seed`` and what they show, not from their order.
+    The classes of a grid differ and no image is used twice. Cells are the images as the model sees them, made smaller
+    so that the grid has the model's own size. Which images meet follows from ``seed`` and what they show, not from
+    their order.
+
+    Parameters
+    ----------
+    model : VisionModel
+        The model that the grids are for.
+    images : any source of images
+        As ``evaluate`` takes them.
+    labels : list or mapping, optional
+        The true classes, in order or by name.
+    rows : int, default 2
+        Cells on a side.
+    count : int, optional
+        How many grids; as many as the images suffice for by default.
+    seed : int, default 0
+        Which images meet.
+    least_confidence : float, optional
+        Use only images that the model classifies correctly with this probability (0.99 in the paper).
+    annotations : list, mapping or callable, optional
+        Where the objects are; an entry's annotation is then the object in its cell, and its cell by default.
+
+    Returns
+    -------
+    Grids
     """
-    found = possible_grids(model, pictures, labels, rows, count, seed, least_confidence, truth)
-    check_count(len(found) // rows**2, count, rows)
-    return found
+    grids = possible_grids(model, images, labels, rows, count, seed, least_confidence, annotations)
+    check_count(len(grids) // rows**2, count, rows)
+    return grids
 
 
 def possible_grids(
     model: VisionModel,
-    pictures: Any,
+    images: Any,
     labels: Any,
     rows: int,
     count: int | None,
     seed: int,
     least_confidence: float | None,
-    truth: Any,
+    annotations: Any,
 ) -> Grids:
-    """Return the same, or as many as the pictures suffice for where that is fewer."""
-    waiting = _Waiting(_cells(model, pictures, labels, truth, rows, least_confidence, seed))
-    made: list[list[_Cell]] = []
-    while len(waiting) >= rows**2 and (count is None or len(made) < count):
-        chosen = [waiting.take(queue) for queue in waiting.fullest(rows**2)]
-        made.append(sorted(chosen, key=lambda cell: cell.key[::-1]))
-    entries = [(number, [place]) for number, cells in enumerate(made) for place in range(len(cells))]
-    return _entries(made, entries, rows)
+    """Return the same, or as many as the images suffice for where that is fewer."""
+    queues = _ClassQueues(_make_cells(model, images, labels, annotations, rows, least_confidence, seed))
+    grids: list[list[_Cell]] = []
+    while len(queues) >= rows**2 and (count is None or len(grids) < count):
+        cells = [queues.take(queue) for queue in queues.longest(rows**2)]
+        grids.append(sorted(cells, key=lambda cell: cell.key[::-1]))
+    entries = [(number, [index]) for number, cells in enumerate(grids) for index in range(len(cells))]
+    return _to_entries(grids, entries, rows)
 
 
-def check_count(made: int, count: int | None, rows: int) -> None:
+def check_count(number: int, count: int | None, rows: int) -> None:
     """Refuse fewer grids than were asked for, or none."""
-    _enough(made, count, f"{rows**2} pictures of different classes", f"{rows} x {rows} grids")
+    _check_enough(number, count, f"{rows**2} images of different classes", f"{rows} x {rows} grids")
 
 
-def mosaics(
+def make_mosaics(
     model: VisionModel,
-    pictures: Any,
+    images: Any,
     labels: Any = None,
     count: int | None = None,
     seed: int = 0,
     least_confidence: float | None = None,
-    truth: Any = None,
+    annotations: Any = None,
 ) -> Grids:
-    """Put labelled pictures together to mosaics for ``focus``: two of one class, and two of two other classes.
+    """Put labelled images together to mosaics for ``focus``: two of one class, and two of two other classes.
 
-    One entry each, whose truth is both cells of the first class; the rest as for ``grids``, the classes with the most
-    pictures left going first until they do not suffice.
+    One entry each, whose annotation is both cells of the first class; the rest as for ``make_grids``, the classes with
+    the most images left going first until they do not suffice.
     """
-    waiting = _Waiting(_cells(model, pictures, labels, truth, 2, least_confidence, seed))
-    made: list[list[_Cell]] = []
-    places: list[list[int]] = []
-    while len(waiting) >= 3 and (count is None or len(made) < count):
-        first, *others = waiting.fullest(3)
+    queues = _ClassQueues(_make_cells(model, images, labels, annotations, 2, least_confidence, seed))
+    grids: list[list[_Cell]] = []
+    indices: list[list[int]] = []
+    while len(queues) >= 3 and (count is None or len(grids) < count):
+        first, *others = queues.longest(3)
         if len(first) < 2:
             break
-        pair = [waiting.take(first), waiting.take(first)]
-        cells = sorted([*pair, *(waiting.take(other) for other in others)], key=lambda cell: cell.key[::-1])
-        made.append(cells)
-        places.append([place for place, cell in enumerate(cells) if cell in pair])
-    _enough(len(made), count, "two pictures of one class and two of others", "mosaics")
-    return _entries(made, list(enumerate(places)), 2)
+        pair = [queues.take(first), queues.take(first)]
+        cells = sorted([*pair, *map(queues.take, others)], key=lambda cell: cell.key[::-1])
+        grids.append(cells)
+        indices.append([index for index, cell in enumerate(cells) if cell in pair])
+    _check_enough(len(grids), count, "two images of one class and two of others", "mosaics")
+    return _to_entries(grids, list(enumerate(indices)), 2)
 
 
-def _entries(made: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, list[int]]], rows: int) -> Grids:
-    """Return one entry for each grid and the places in it that count."""
+def _to_entries(grids: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, list[int]]], rows: int) -> Grids:
+    """Return entries, each of a grid and the indices of the cells in it that count."""
     groups = tuple(number for number, _ in entries)
     return Grids(
-        pictures=_Drawn(made, groups, rows),
-        targets=tuple(made[number][places[0]].label for number, places in entries),
-        truths=tuple(_truth(made[number], places, rows) for number, places in entries),
-        compare_classes=tuple(tuple(sorted({cell.label for cell in made[number]})) for number in groups),
+        images=_GridImages(grids, groups, rows),
+        targets=tuple(grids[number][indices[0]].label for number, indices in entries),
+        annotations=tuple(_annotate(grids[number], indices, rows) for number, indices in entries),
+        compare_classes=tuple(tuple(sorted({cell.label for cell in grids[number]})) for number in groups),
         groups=groups,
         rows=rows,
     )
 
 
-def _truth(cells: Sequence[_Cell], places: Sequence[int], rows: int) -> Annotation:
+def _annotate(cells: Sequence[_Cell], indices: Sequence[int], rows: int) -> Annotation:
     height, width = cells[0].tensor.shape[-2:]
     mask, ignore = (np.zeros((rows * height, rows * width), bool) for _ in range(2))
-    for place in places:
-        down, across = divmod(place, rows)
-        own = slice(down * height, (down + 1) * height), slice(across * width, (across + 1) * width)
-        region, unsure = cells[place].region, cells[place].ignore
-        mask[own] = True if region is None else region
-        ignore[own] = False if unsure is None else unsure
+    for index in indices:
+        row, column = divmod(index, rows)
+        cell = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+        region, ignored = cells[index].region, cells[index].ignore
+        mask[cell] = True if region is None else region
+        ignore[cell] = False if ignored is None else ignored
     return Annotation(mask, ignore=ignore if ignore.any() else None)
 
 
-def _cells(
-    model: VisionModel, pictures: Any, labels: Any, truth: Any, rows: int, least: float | None, seed: int
+def _make_cells(
+    model: VisionModel, images: Any, labels: Any, annotations: Any, rows: int, least: float | None, seed: int
 ) -> Iterator[_Cell]:
     if not isinstance(rows, int) or rows < 2:
         raise VitreousError(f"rows={rows} must be at least 2")
     if least is not None and not 0 <= least <= 1:
         raise VitreousError(f"least_confidence={least} must lie between 0 and 1")
-    for samples in cut(read_samples(pictures, model, labels, truth), _AT_ONCE):
+    for samples in batched(read_samples(images, model, labels, annotations), _BATCH):
         for sample in samples:
             if sample.label is None:
-                raise TargetError(f"{sample.picture.name} has no class: grids need labels")
-        yield from (_small(sample, rows, seed) for sample in _sure(model, samples, least))
+                raise TargetError(f"{sample.image.name} has no class: grids need labels")
+        yield from (_make_cell(sample, rows, seed) for sample in _confident(model, samples, least))
 
 
-def _sure(model: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
-    """Return the pictures that the model classifies rightly, with enough confidence."""
+def _confident(model: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
+    """Return the samples that the model classifies correctly, with enough confidence."""
     if least is None:
         return samples
     with torch.no_grad():
-        told = (
-            model.logits(model.cast(torch.stack([sample.picture.tensor for sample in samples]))).float().softmax(dim=1)
-        )
-    best, classes = (each.tolist() for each in told.max(dim=1))
-    return [s for s, p, c in zip(samples, best, classes, strict=True) if c == s.label and p >= least]
+        inputs = model.cast(torch.stack([sample.image.tensor for sample in samples]))
+        probabilities, classes = model.logits(inputs).float().softmax(dim=1).max(dim=1)
+    rows = zip(samples, probabilities.tolist(), classes.tolist(), strict=True)
+    return [sample for sample, p, index in rows if index == sample.label and p >= least]
 
 
-def _small(sample: Sample, rows: int, seed: int) -> _Cell:
-    """Make a picture as small as a cell, and what is known about it."""
-    tensor, truth = sample.picture.tensor, sample.annotation
+def _make_cell(sample: Sample, rows: int, seed: int) -> _Cell:
+    """Make an image as small as a cell, and its annotation."""
+    tensor, annotation = sample.image.tensor, sample.annotation
     height, width = tensor.shape[-2:]
     if height % rows or width % rows:
         raise ImageError(f"{height} x {width} pixels cannot be cut into {rows} x {rows} equal cells")
-    if truth is not None and not truth.has("region"):
-        raise ImageError(f"nothing is known about where the object of {sample.picture.name} is")
+    region = ignore = None
+    if annotation is not None:
+        if not annotation.has("region"):
+            raise ImageError(f"nothing is known about where the object of {sample.image.name} is")
+        middle = slice(rows // 2, None, rows)  # the pixel nearest to the middle of each cell's pixel
+        region = annotation.region(size=(height, width))[middle, middle]
+        ignore = None if annotation.ignore is None else np.asarray(annotation.ignore, bool)[middle, middle]
     size = (height // rows, width // rows)
     small = torch.nn.functional.interpolate(tensor[None].float(), size, mode="bilinear", antialias=True)[0]
-    middle = slice(rows // 2, None, rows)  # the pixel nearest to the middle of each cell's pixel
-    known = None if truth is None else truth.region(size=(height, width))[middle, middle]
-    unsure = None if truth is None or truth.ignore is None else np.asarray(truth.ignore, bool)[middle, middle]
     assert sample.label is not None
-    key = hashlib.blake2b(f"{seed} {sample.picture.digest}".encode(), digest_size=16).digest()
-    return _Cell(small, sample.label, key, known, unsure)
+    key = hashlib.blake2b(f"{seed} {sample.image.digest}".encode(), digest_size=16).digest()
+    return _Cell(small, sample.label, key, region, ignore)
 
 
-class _Waiting:
-    """Pictures that no grid has yet, by class."""
+class _ClassQueues:
+    """Images that no grid has yet, by class."""
 
     def __init__(self, cells: Iterator[_Cell]) -> None:
         self.queues: dict[int, deque[_Cell]] = {}
-        for cell in sorted(cells, key=lambda each: each.key):
+        for cell in sorted(cells, key=lambda cell: cell.key):
             self.queues.setdefault(cell.label, deque()).append(cell)
 
     def __len__(self) -> int:
         return len(self.queues)
 
-    def fullest(self, classes: int) -> list[deque[_Cell]]:
-        """Return the classes with the most pictures left: taking from these makes the most grids."""
+    def longest(self, classes: int) -> list[deque[_Cell]]:
+        """Return the classes with the most images left: taking from these makes the most grids."""
         return nsmallest(classes, self.queues.values(), key=lambda queue: (-len(queue), queue[0].key))
 
     def take(self, queue: deque[_Cell]) -> _Cell:
@@ -239,10 +268,145 @@ class _Waiting:
         return cell
 
 
-def _enough(made: int, count: int | None, what: str, name: str) -> None:
+def _check_enough(number: int, count: int | None, what: str, name: str) -> None:
     if count is not None and count < 1:
         raise VitreousError(f"count={count} must be at least 1")
-    if not made:
+    if not number:
         raise ImageError(f"there are no {what} to put together")
-    if count is not None and made < count:
-        raise ImageError(f"the pictures make {made} {name}, not {count}")
+    if count is not None and number < count:
+        raise ImageError(f"the images make {number} {name}, not {count}")
+
+
+# -- grids as a source of data -----------------------------------------------------------------------------
+
+
+@register_source("quad-imagenet")
+def quad(path: Path, rows: int = 2, least_confidence: float | None = None, pool: int = 0) -> Listing:
+    """Grids of ImageNet's validation images (any layout of ``imagenet-val``); the annotation of an entry is its cell.
+
+    ``images`` counts grids, each of which has rows x rows entries. ``pool`` is how many images, drawn at random, the
+    grids may be made of (0: all of them; each is read once). ``least_confidence`` leaves out those that the model does
+    not classify correctly with this probability.
+    """
+    listing = imagenet_val(path)
+    entries = [replace(entry, boxes=None, annotate=None) for entry in listing.entries]
+    make = partial(_make_source, "quad-imagenet", path, rows=rows, least=least_confidence, pool=pool)
+    return replace(listing, entries=entries, make=make)
+
+
+@register_source("part-quad-imagenet")
+def part_quad(path: Path, rows: int = 2, least_confidence: float | None = None, pool: int = 0) -> Listing:
+    """Grids of images with masks (the layout of ``imagenet-s``); the annotation of an entry is its cell's object."""
+    make = partial(_make_source, "part-quad-imagenet", path, rows=rows, least=least_confidence, pool=pool)
+    return replace(imagenet_s(path), make=make)
+
+
+def _make_source(
+    name: str, path: Path, entries: list[Entry], images: int, seed: int, rows: int, least: float | None, pool: int
+) -> DataSource:
+    check_at_least("rows", rows, 2)
+    chosen = select_entries(name, entries, pool, "random", seed) if pool else entries
+    most = _max_grids(Counter(entry.label for entry in chosen).values(), rows**2)
+    if max(images, 1) > most:
+        raise ImageError(f"{name}: {len(chosen)} images make at most {most} grids of {rows} x {rows}")
+    ingredients = DataSource(name, tuple(chosen), path)
+    cells = [
+        Entry(f"grid-{grid:05d}/{cell}", group=grid, source=ingredients, build_steps=(rows, seed, least))
+        for grid in range(images or most)
+        for cell in range(rows**2)
+    ]
+    note = f"grids of {rows} x {rows} out of {len(chosen)} images"
+    facts: dict[str, Any] = {"ingredients": ingredients, "rows": rows, "count": images, "seed": seed, "least": least}
+    return GridSource(name, tuple(cells), path, note=note, **facts)
+
+
+def _max_grids(counts: Iterable[int], cells: int) -> int:
+    """Return how many grids there can be if the cells of each differ: k of them use k images of a class at most."""
+    counts = list(counts)
+    lower, upper = 0, sum(counts) // cells
+    while lower < upper:
+        half = (lower + upper + 1) // 2
+        lower, upper = (half, upper) if sum(min(count, half) for count in counts) >= cells * half else (lower, half - 1)
+    return lower
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GridSource(DataSource):
+    """Grids of ``ingredients``; ``entries`` are their cells, each of which is explained, grid by grid.
+
+    Which images meet follows from the seed and from what the model sees of them, so the grids are made for a model,
+    when it is there; those of one model are kept until another comes. What is known of a cell before is its name and
+    its grid, by whose number it is grouped. There may be fewer grids than entries, where ingredients cannot be used.
+    """
+
+    ingredients: DataSource
+    rows: int = 2
+    count: int = 0
+    seed: int = 0
+    least: float | None = None
+    _cache: list[tuple[VisionModel, Grids]] = field(default_factory=list, repr=False)
+
+    @property
+    def has_labels(self) -> bool:
+        return True
+
+    @property
+    def digest(self) -> str:
+        """A digest of the images, and how they are put together."""
+        text = f"{self.ingredients.digest} {self.rows} {self.count} {self.seed} {self.least}"
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def grids(self, model: VisionModel, on_error: SkipImage | None = None) -> Grids:
+        """Put the grids together: every image is read once. Fewer than were asked for are an error."""
+        grids = self._make(model, on_error)
+        check_count(len(grids) // self.rows**2, self.count or None, self.rows)
+        return grids
+
+    def _make(self, model: VisionModel, on_error: SkipImage | None = None) -> Grids:
+        if not self._cache or self._cache[0][0] is not model:
+            annotations: deque[Annotation | None] = deque()
+            is_annotated = any(entry.is_annotated for entry in self.ingredients.entries)
+
+            def pairs() -> Iterator[Any]:
+                for sample in self.ingredients.samples(model, on_error):
+                    annotations.append(sample.annotation)
+                    yield sample.image.tensor, sample.label
+
+            def in_step() -> Iterator[Annotation | None]:
+                """Yield the annotation of the image that was read last, which read_samples needs next."""
+                while annotations:
+                    yield annotations.popleft()
+
+            options = self.rows, self.count or None, self.seed, self.least, in_step() if is_annotated else None
+            self._cache[:] = [(model, possible_grids(model, pairs(), None, *options))]
+        return self._cache[0][1]
+
+    def sample(self, model: VisionModel, index: int) -> Sample:
+        """Return one cell of a grid: the grid as an input, the class of the cell, and where it is."""
+        grids, name = self._make(model), self.entries[index].name
+        if index >= len(grids):
+            count = len(grids) // self.rows**2
+            raise ImageError(f"{self.name}: the images that can be used make {count} grids, so there is no {name}")
+        (image,) = load_images(grids.images[index], model, start=index, draw=False)
+        label, annotation, classes = grids.targets[index], grids.annotations[index], grids.compare_classes[index]
+        return Sample(replace(image, name=name), index, label, annotation, target=label, compare_classes=classes)
+
+    def _reader(self, model: VisionModel, on_error: SkipImage | None) -> Callable[[int], Sample]:
+        self.grids(model, on_error)
+        return partial(self.sample, model)
+
+    def evaluate_options(self, model: VisionModel, on_error: SkipImage | None = None) -> dict[str, Any]:
+        """Return the grids and what is known about them by the names of the parameters of ``evaluate``."""
+        grids = self.grids(model, on_error)
+        return {
+            "data": grids.images,
+            "labels": list(grids.targets),
+            "target": list(grids.targets),
+            "annotations": list(grids.annotations),
+            "compare_classes": list(map(list, grids.compare_classes)),
+            "groups": list(grids.groups),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a record says about the data."""
+        return {**super().to_json(), "images": len(self) // self.rows**2}

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from vitreous import __version__
-from vitreous.datasets import Sample, cut, how_many, read_samples
+from vitreous.datasets import Sample, batched, count_images, read_samples
 from vitreous.errors import ImageError, TargetError, VitreousError, VitreousWarning
 from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.explainers import named
@@ -127,21 +127,21 @@ def evaluate(
     )
     if controls:
         hows = {**hows, **{name: get_method(name) for name in defaults.CONTROLS if name not in hows}}
-    _check_groups(groups, how_many(data))
+    _check_groups(groups, count_images(data))
     class_indices = restriction(vision_model, class_subset)
     aims = _Aims(vision_model, target, compare_classes)
     source = aims.aimed(read_samples(data, vision_model, labels, annotations))
     first = next(source, None)
     if first is None:
         raise ImageError("there are no pictures to judge with")
-    size = (first.picture.tensor.shape[1], first.picture.tensor.shape[2])
+    size = (first.image.tensor.shape[1], first.image.tensor.shape[2])
     config = with_batch_sizes(
         replace(config, target=aims.explained, class_subset=class_indices), vision_model, size, batch_size, memory_gb
     )
     plan = EvaluationPlan(hows, judges, image_shape_of(vision_model, size), config, first.label is not None)
     with track_progress(progress, "states") as tell:
-        run = _Run(vision_model, plan, tell, how_many(data))
-        for group in cut(chain([first], source), plan.config.images_per_unit):
+        run = _Run(vision_model, plan, tell, count_images(data))
+        for group in batched(chain([first], source), plan.config.images_per_unit):
             run.judge(group)
     return run.table(tuple(hows), n_bootstrap, aims.said, groups)
 
@@ -246,7 +246,7 @@ class _Aims:
         for sample in source:
             index: int | None = None
             if self.explained == "given":
-                word = self.targets.take([sample.place])
+                word = self.targets.take([sample.index])
                 index = self.view.class_index(word if self.targets.shared else word[0])
                 self.given.append(index)
             yield replace(sample, target=index, compare_classes=self._set(sample))
@@ -255,7 +255,7 @@ class _Aims:
         self.sets.check_exhausted(total)
 
     def _set(self, sample: Sample) -> tuple[int, ...] | None:
-        rows = class_sets(self.view, 1, self.sets.take([sample.place]))
+        rows = class_sets(self.view, 1, self.sets.take([sample.index]))
         return None if rows is None else tuple(rows[0].tolist())
 
 

@@ -121,7 +121,7 @@ def _folder(folder: Path) -> ExternalExplainer:
         raise ImageError(f"no such folder of maps: {folder}")
 
     def find(model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> list[Any]:
-        return [_loaded(folder / f"{Path(sample.picture.name).stem}.npy") for sample in samples]
+        return [_loaded(folder / f"{Path(sample.image.name).stem}.npy") for sample in samples]
 
     return ExternalExplainer(find, f"maps in {folder}", False)
 
@@ -138,7 +138,7 @@ def _loaded(path: Path) -> Any:
 
 def _ready(maps: Any) -> ExternalExplainer:
     def find(model: VisionModel, samples: Sequence[Sample], inputs: Tensor, classes: Tensor) -> Any:
-        places = [sample.place for sample in samples]
+        places = [sample.index for sample in samples]
         if max(places) >= len(maps):
             raise MapError(f"{len(maps)} maps were given, fewer than there are pictures")
         return maps[places]

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous import __version__
-from vitreous.datasets import LoadedImage, Sample, cut
+from vitreous.datasets import LoadedImage, Sample, batched
 from vitreous.errors import VitreousError, VitreousWarning
 from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
 from vitreous.evaluation.evaluate import heeded
@@ -161,7 +161,7 @@ def funnybirds(
     run = _Run(vision_model, plan, source, share, window(source.size, dilation), interpolation, oracle)
     with track_progress(progress, "states") as tell:
         run.tell = tell
-        for group in cut(range(len(source.names)), plan.config.images_per_unit):
+        for group in batched(range(len(source.names)), plan.config.images_per_unit):
             run.take(range(group[0], group[-1] + 1))
     return run.result(tuple(hows), levels, n_bootstrap, seed)
 
@@ -221,7 +221,7 @@ class _Run:
         changes += [Change(image, everything, place) for image in images for place in source.objects(image)]
         kept = np.full((len(images), everything + 1, self.view.num_classes), np.nan)
         without = np.full((len(images), source.most_objects, self.view.num_classes), np.nan)
-        for some in cut(changes, self.engine.batch_size):
+        for some in batched(changes, self.engine.batch_size):
             logits = self.engine.forward(self._inputs(some)).double().cpu().numpy()
             for change, row in zip(some, logits, strict=True):
                 place = change.image - images.start
@@ -240,7 +240,9 @@ class _Run:
 
     def _maps(self, images: range, classes: Mapping[str, Array]) -> dict[str, Maps]:
         everything = 2 ** len(self.source.parts) - 1
-        clean = [self._inputs(some) for some in cut([Change(i, everything) for i in images], self.engine.batch_size)]
+        clean = [
+            self._inputs(some) for some in batched([Change(i, everything) for i in images], self.engine.batch_size)
+        ]
         inputs = torch.cat(clean)
         samples = [
             Sample(LoadedImage(input_, _NOTHING, self.source.names[image]), image)

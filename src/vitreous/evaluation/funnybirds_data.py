@@ -23,7 +23,7 @@ from vitreous.datasets.funnybirds import FunnyBirdsFiles, Layout
 from vitreous.errors import VitreousError
 from vitreous.metrics.curves import Array
 from vitreous.world import NAMES, PARTS, Batch, Scene, World, pack, render
-from vitreous.world.sampling import MOST_OBJECTS, part_table
+from vitreous.world.sampling import MAX_OBJECTS, part_table
 
 __all__ = [
     "Change",
@@ -133,7 +133,7 @@ class Folder(FunnyBirdsFiles):
         if change.kept == everything:
             return self.path(layout.image, change.image)
         names = [part for number, part in enumerate(self.parts) if change.kept >> number & 1]
-        return self.path(layout.kept, change.image, kept="_".join(names) or layout.nothing)
+        return self.path(layout.with_parts, change.image, parts="_".join(names) or layout.nothing)
 
     def _picture(self, path: Path) -> Tensor:
         return torch.from_numpy(self.pixels(path).copy()).permute(2, 0, 1).float() / 255
@@ -147,7 +147,7 @@ class Scenes:
     size: int
     what: str = "scenes of the world"
     parts: tuple[str, ...] = PARTS
-    most_objects: int = MOST_OBJECTS + 1
+    most_objects: int = MAX_OBJECTS + 1
 
     def __post_init__(self) -> None:
         label, parts = self.batch.label, self.batch.parts[:, 0]
@@ -188,7 +188,7 @@ class Scenes:
     def objects(self, image: int) -> list[int]:
         """Return the places of the objects that there are, and the last one for a marker."""
         there = (self.batch.objects[image, :, 0] >= 0).nonzero().flatten().tolist()
-        return [*there, MOST_OBJECTS] if int(self.batch.marker[image, 0]) >= 0 else there
+        return [*there, MAX_OBJECTS] if int(self.batch.marker[image, 0]) >= 0 else there
 
     def images(self, changes: Sequence[Change]) -> Tensor:
         """Render the scenes with only those parts and without that object."""
@@ -198,9 +198,9 @@ class Scenes:
         bits = (kept[:, None] >> torch.arange(len(PARTS), device=device)) & 1
         parts = some.parts.clone()
         parts[:, 0] = torch.where(bits == 1, parts[:, 0], -1)
-        place = torch.arange(MOST_OBJECTS, device=device)
+        place = torch.arange(MAX_OBJECTS, device=device)
         objects = torch.where((place == gone[:, None])[:, :, None], -1, some.objects)
-        marker = torch.where((gone == MOST_OBJECTS)[:, None], -1, some.marker)
+        marker = torch.where((gone == MAX_OBJECTS)[:, None], -1, some.marker)
         return render(some.replace(parts=parts, objects=objects, marker=marker), self.size).images
 
     def seen(self, images: range) -> Iterator[Seen]:

@@ -307,7 +307,7 @@ class _Court:
             dict(given),
             list({judge.spec: judge for judge in judges.values()}.values()),
             labels=self.scenes.labels[which],
-            annotations=self.scenes.truths[which],
+            annotations=self.scenes.annotations[which],
             controls=False,
             seed=seed,
             progress=follow,

@@ -27,9 +27,9 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.tracing.prng import PRNGKey
-from vitreous.world.dataset import betray, seeds, truths
+from vitreous.world.dataset import add_marker, annotate, split_seeds
 from vitreous.world.render import OWNERS, Rendered, render
-from vitreous.world.sampling import MOST_OBJECTS, Batch, draw
+from vitreous.world.sampling import MAX_OBJECTS, Batch, draw
 from vitreous.world.species import NAMES, PARTS
 
 __all__ = [
@@ -186,7 +186,7 @@ def _standard(maps: Tensor) -> Tensor:
     return centred / centred.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
 
 
-THINGS = (*PARTS, *(f"object {place}" for place in range(MOST_OBJECTS)), "marker")
+THINGS = (*PARTS, *(f"object {place}" for place in range(MAX_OBJECTS)), "marker")
 """What can be taken away from a scene."""
 TINY = {"logit": 0.1, "prob": 0.01}
 """Where nothing matters more than this, there is no truth to find."""
@@ -205,7 +205,7 @@ class Known:
     inputs: Tensor
     owner: Tensor
     labels: list[int]
-    truths: Sequence[Annotation]
+    annotations: Sequence[Annotation]
     drops: Tensor
     left_out: int
     forwards: int
@@ -221,7 +221,7 @@ class Known:
             inputs=self.inputs[index],
             owner=self.owner[index],
             labels=[self.labels[place] for place in places],
-            truths=[self.truths[place] for place in places],
+            annotations=[self.annotations[place] for place in places],
             drops=self.drops[index],
         )
 
@@ -256,8 +256,8 @@ def known(
     size = model.preprocess.size
     if size[0] != size[1]:
         raise ModelError(f"scenes are square; {model.name} sees {size[0]} x {size[1]} pixels")
-    drawn = draw(seeds("test", start, scenes), model.device)
-    drawn = betray(drawn) if shortcut else drawn
+    drawn = draw(split_seeds("test", start, scenes), model.device)
+    drawn = add_marker(drawn) if shortcut else drawn
     shown = render(drawn, size[0])
     inputs, rows = _normalised(model, shown), torch.arange(len(drawn), device=model.device)
     clean = _read(model, drawn, on_progress, output)
@@ -267,7 +267,7 @@ def known(
     drops = clean.new_zeros(len(drawn), len(THINGS))
     drops[owner, thing] = clean[rows, explained][owner] - lost
     forwards = len(drawn) + len(owner)
-    every = Known(inputs, shown.owner, drawn.label[:, 0].tolist(), truths(drawn, shown), drops, 0, forwards)
+    every = Known(inputs, shown.owner, drawn.label[:, 0].tolist(), annotate(drawn, shown), drops, 0, forwards)
     every = replace(every, drops=torch.where(every.areas > 0, drops, 0))
     matters = (every.drops.amax(dim=1) >= TINY[output]).nonzero().flatten()
     if len(matters) < 2:

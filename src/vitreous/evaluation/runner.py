@@ -71,7 +71,7 @@ class Explaining:
         self.costs = {name: Cost() for name in self.plan.methods}
         sets = [sample.compare_classes for sample in self.samples]
         if None in sets and any(set_ is not None for set_ in sets):
-            raise TargetError(f"{self.samples[sets.index(None)].picture.name} has no set of classes, but others have")
+            raise TargetError(f"{self.samples[sets.index(None)].image.name} has no set of classes, but others have")
         self.among = None if None in sets else class_sets(self.model, len(sets), sets)
 
     def maps(self, classes: Mapping[str, Tensor]) -> dict[str, Maps]:
@@ -268,7 +268,7 @@ def mapped(
 ) -> Mapped:
     """Explain some pictures together and judge nothing: what ``unit`` takes as ``maps``."""
     check_sizes(samples, plan)
-    inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    inputs = model.cast(torch.stack([sample.image.tensor for sample in samples]))
     engine = BatchRunner(model, replace(plan.config, precision="float32"), on_progress)
     known = _classes(samples, plan, engine.forward(inputs))
     wanted = {mode: known.get(mode, known["pred"]) for mode in modes}
@@ -291,7 +291,7 @@ def unit(
     raises ends the unit there, and nothing is left behind.
     """
     _check(samples, plan)
-    inputs = model.cast(torch.stack([sample.picture.tensor for sample in samples]))
+    inputs = model.cast(torch.stack([sample.image.tensor for sample in samples]))
     pool = Evaluator(model, list(plan.metrics.values()), plan.image_shape, plan.columns, plan.config, on_progress)
     looked = pool.runner.forward(inputs)
     known = _classes(samples, plan, looked)
@@ -306,7 +306,7 @@ def unit(
     some = next(iter(answers.values()))
     parts, curves = _read(plan, answers)
     return Judged(
-        names=tuple(sample.picture.name for sample in samples),
+        names=tuple(sample.image.name for sample in samples),
         maps=maps,
         parts=parts,
         curves=curves,
@@ -353,7 +353,7 @@ def _classes(samples: Sequence[Sample], plan: EvaluationPlan, looked: Tensor) ->
 def _column(samples: Sequence[Sample], what: str) -> Tensor:
     for sample in samples:
         if getattr(sample, what) is None:
-            raise TargetError(f"{sample.picture.name} has no {what}, but other pictures have")
+            raise TargetError(f"{sample.image.name} has no {what}, but other pictures have")
     return torch.tensor([getattr(sample, what) for sample in samples])
 
 
@@ -361,7 +361,7 @@ def check_sizes(samples: Sequence[Sample], plan: EvaluationPlan) -> None:
     """Refuse a unit without pictures, or with pictures that do not fit its plan."""
     if not samples:
         raise ImageError("there are no pictures to judge with")
-    sizes = {tuple(sample.picture.tensor.shape[1:]) for sample in samples} | {plan.image_shape.pixels}
+    sizes = {tuple(sample.image.tensor.shape[1:]) for sample in samples} | {plan.image_shape.pixels}
     if len(sizes) > 1:
         raise ImageError(f"pictures of different sizes cannot be judged together: {sorted(sizes)}")
 
@@ -376,4 +376,4 @@ def _check(samples: Sequence[Sample], plan: EvaluationPlan) -> None:
         for kind in judge.annotation_kinds:
             for sample in samples:
                 if sample.annotation is None or not sample.annotation.has(kind):
-                    raise ImageError(f"{label} needs the {kind} of {sample.picture.name}: give truth")
+                    raise ImageError(f"{label} needs the {kind} of {sample.image.name}: give truth")

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.datasets import file_digest, image_files, pictures
+from vitreous.datasets import file_digest, image_files, load_images
 from vitreous.errors import ModelError, SpecError, one_line
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import input_map, pixel_gradient, refuse_tokens
@@ -69,7 +69,7 @@ class Background:
 
     def _input(self, model: VisionModel, like: Tensor, number: int) -> Tensor:
         item = self._items[number]
-        tensor = item if isinstance(item, Tensor) else next(iter(pictures(item, model))).tensor
+        tensor = item if isinstance(item, Tensor) else next(iter(load_images(item, model))).tensor
         if tensor.shape != like.shape[1:]:
             shapes = list(tensor.shape), list(like.shape[1:])
             raise ModelError(f"baseline {number} is {shapes[0]} for {model.name}, the input is {shapes[1]}")

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from vitreous import io as disk
 from vitreous import viz as show
-from vitreous.datasets.images import file_digest, open_photo
+from vitreous.datasets.images import file_digest, open_image
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.html import figure
 from vitreous.methods import Method
@@ -399,7 +399,7 @@ class Explanation:
         try:
             files = disk.read_folder(folder, ("manifest.json", "map.npy", "image.png", "extras.npz"), MOST_BYTES)
             manifest = json.loads(files["manifest.json"].decode(), parse_constant=no_number)
-            array, image = read_map(files["map.npy"]), open_photo(io.BytesIO(files["image.png"]))
+            array, image = read_map(files["map.npy"]), open_image(io.BytesIO(files["image.png"]))
             extras = read_extras(files["extras.npz"]) if manifest["extras"] else {}
             return cls._from_manifest(manifest, array, image, extras)
         except VitreousError:
@@ -450,4 +450,4 @@ class Explanation:
             return self.original_image, self.box
         if self.source is None:
             raise ImageError("the original photograph was not kept")
-        return open_photo(self.source), self.box
+        return open_image(self.source), self.box

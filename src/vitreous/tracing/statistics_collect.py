@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from vitreous import __version__
 from vitreous import io as disk
-from vitreous.datasets import OnError, count, cut, file_digest, image_files, pictures
+from vitreous.datasets import OnError, batched, count_images, file_digest, image_files, load_images
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
 from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.models.submodels import SubModel
@@ -391,7 +391,7 @@ class _Noise:
         if begun is not None and begun.images_digest != self.digest(num_seen):
             raise _other_images(begun)
         images = noise(self.model, self.total, self.model.preprocess.size, self.seed, 1)
-        for batch in cut(islice(images, num_seen, None), batch_size):
+        for batch in batched(islice(images, num_seen, None), batch_size):
             num_seen += len(batch)
             yield num_seen, torch.cat(batch)
 
@@ -404,7 +404,7 @@ class _Images:
     def __init__(self, model: VisionModel, source: Any, on_error: OnError | None) -> None:
         self.model, self.source, self.on_error = model, source, on_error
         self.files = _files(source)
-        self.total = len(self.files) if self.files is not None else count(source)
+        self.total = len(self.files) if self.files is not None else count_images(source)
         self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
 
     def digest(self, num_seen: int) -> str:
@@ -428,14 +428,14 @@ class _Images:
         start = 0 if begun is None else begun.num_seen
         if self.files is not None:
             self._skip(begun, map(_digest_of, self.files[:start]))
-            for paths in cut(iter(self.files[start:]), batch_size):
-                readable = [image.tensor for path in paths for image in pictures(path, self.model, self.on_error)]
+            for paths in batched(iter(self.files[start:]), batch_size):
+                readable = [image.tensor for path in paths for image in load_images(path, self.model, self.on_error)]
                 self._update(map(_digest_of, paths))
                 yield self._digested, _stacked(readable)
             return
-        images = pictures(self.source, self.model, self.on_error, seen=False)
+        images = load_images(self.source, self.model, self.on_error, draw=False)
         self._skip(begun, (image.digest for image in islice(images, start)))
-        for batch in cut(images, batch_size):
+        for batch in batched(images, batch_size):
             self._update(image.digest for image in batch)
             yield self._digested, _stacked([image.tensor for image in batch])
 

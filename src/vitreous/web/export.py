@@ -43,10 +43,10 @@ def python_code(questions: Sequence[Question], photos: Mapping[str, Photo], opti
             if scene is None:
                 lines.append(f"image = {photos[first.picture].name!r}")
             else:
-                imports = [imports[0], "from vitreous import world", "from vitreous.world.dataset import pictures"]
+                imports = [imports[0], "from vitreous import world", "from vitreous.world.dataset import to_images"]
                 kind = SCENES[scene[0]]
                 batch = kind.code.format(f'world.World("test", 1, start={scene[1] + kind.offset}).batch()')
-                lines.append(f"(image,) = pictures(world.render({batch}).images)")
+                lines.append(f"(image,) = to_images(world.render({batch}).images)")
         model, picture = first.model, first.picture
         arguments = "".join(f", {name}={value!r}" for name, value in _settings(first, "target contrast output seed"))
         methods = [question.method for question in group]

@@ -28,13 +28,11 @@ from vitreous.benchmark.protocol import Protocol
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import UnitResult
 from vitreous.benchmark.units import RecordedPlan, RunConfig, is_digest
-from vitreous.datasets import Sample
-from vitreous.datasets.dataset import DataSource, Entry  # what the benchmark's own sources are
+from vitreous.datasets import DataSource, Entry, Sample
 from vitreous.errors import VitreousError, one_line
 from vitreous.models import VisionModel
 from vitreous.viz.canvas import png_bytes
 from vitreous.web.security import Refused
-from vitreous.world.dataset import add_world
 
 __all__ = [
     "Data",
@@ -151,7 +149,7 @@ class Photos:
     def entry(self, digest: str) -> Entry:
         """Return what is known about a picture without opening it."""
         if digest not in self._entries:
-            raise VitreousError(f"this picture is not in {self.source.word} any more")
+            raise VitreousError(f"this picture is not in {self.source.name} any more")
         return self._entries[digest]
 
     def sample(self, digest: str, model: VisionModel) -> Sample:
@@ -198,7 +196,6 @@ def photos_of(
     protocol: Protocol, wanted: Mapping[str, Any], plans: Sequence[RecordedPlan], data: Data
 ) -> dict[str, Photos | str]:
     """Return the pictures of every data set by its label, or a sentence that says why there are none."""
-    add_world()
     given = wanted.get("images")
     found: dict[str, Photos | str] = {}
     for part in protocol.per_dataset():

@@ -94,19 +94,19 @@ class SceneKind:
 SCENES = {
     "plain": SceneKind("a creature", (3, 7, 20)),
     "pairs": SceneKind("two creatures", (5, 9), world.pair, "world.pair({})"),
-    "shortcut": SceneKind("with a marker that betrays the class", (1, 15), world.betray, "world.betray({})"),
+    "shortcut": SceneKind("with a marker that gives the class away", (1, 15), world.add_marker, "world.add_marker({})"),
     "moved": SceneKind(
         "with the marker of another class",
         (1, 15),
-        lambda scenes: world.betray(scenes, moved=True),
-        "world.betray({}, moved=True)",
+        lambda scenes: world.add_marker(scenes, moved=True),
+        "world.add_marker({}, moved=True)",
     ),
     # of three, each harder than the one before, the middle one
     "difficult": SceneKind(
         "hidden and dim",
         (12, 18),
-        lambda scenes: world.difficult(scenes, 0.5),
-        "world.difficult({}, 0.5)",
+        lambda scenes: world.make_difficult(scenes, 0.5),
+        "world.make_difficult({}, 0.5)",
         1,
     ),
     "bare": SceneKind(

@@ -1,42 +1,57 @@
 """A world with known answers: procedural scenes whose every part is known, and four models trained on them.
 
-``render(draw(seeds))`` gives pictures and masks, ``Scene.of(seed)`` a scene to change by hand, ``World`` a data set,
-and ``vitreous.load("world")`` the model that lives in it, ``vitreous.load("world-cnn")`` a residual network.
+``render(draw(seeds))`` gives images and masks, ``Scene.of(seed)`` a scene to change by hand, ``World`` a data set,
+and ``vitreous.load("world")`` the model that lives in it, ``vitreous.load("world-cnn")`` a residual network. Importing
+this package makes its scenes a source of data, and its models known by name.
 """
 
-from vitreous.world.dataset import BETRAYED, Mosaics, World, betray, difficult, mosaics, pair, remove_parts, shrink
+from vitreous.models import register_adapter
+from vitreous.world.dataset import (
+    MARKED_CLASSES,
+    Mosaics,
+    World,
+    add_marker,
+    make_difficult,
+    make_mosaics,
+    pair,
+    remove_parts,
+    shrink,
+)
+from vitreous.world.models import ADAPTER
 from vitreous.world.render import Rendered, render
 from vitreous.world.sampling import Batch, draw
-from vitreous.world.scene import Creature, Ground, Light, Marker, Pose, Scene, Thing, pack, unpack
-from vitreous.world.species import CLASSES, NAMES, PARTS, VARIANTS, Kind, telling_part
+from vitreous.world.scene import BackgroundObject, Creature, Ground, Light, Marker, Pose, Scene, pack, unpack
+from vitreous.world.species import CLASSES, NAMES, PARTS, VARIANTS, Species, distinctive_part
 
 __all__ = [
-    "Scene",
-    "Creature",
-    "Pose",
-    "Light",
-    "Ground",
-    "Thing",
-    "Marker",
-    "Batch",
-    "draw",
-    "pack",
-    "unpack",
-    "Rendered",
-    "render",
-    "World",
-    "Mosaics",
-    "mosaics",
-    "pair",
-    "difficult",
-    "betray",
-    "remove_parts",
-    "shrink",
-    "BETRAYED",
     "CLASSES",
+    "MARKED_CLASSES",
     "NAMES",
     "PARTS",
     "VARIANTS",
-    "Kind",
-    "telling_part",
+    "BackgroundObject",
+    "Batch",
+    "Creature",
+    "Ground",
+    "Light",
+    "Marker",
+    "Mosaics",
+    "Pose",
+    "Rendered",
+    "Scene",
+    "Species",
+    "World",
+    "add_marker",
+    "distinctive_part",
+    "draw",
+    "make_difficult",
+    "make_mosaics",
+    "pack",
+    "pair",
+    "remove_parts",
+    "render",
+    "shrink",
+    "unpack",
 ]
+
+register_adapter(ADAPTER)

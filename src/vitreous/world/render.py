@@ -1,11 +1,7 @@
-"""Painting: capsules in their own coordinates, evaluated in a window around them, in many pictures at once.
+"""From scenes to pixels: signed distance fields, evaluated in windows where they matter, for many scenes at once.
 
-What lies under and over everything: textures of the ground, and light.
-
-From scenes to pixels: signed distance fields, evaluated where they matter, for many scenes at once.
-
-The same picture everywhere: only additions, products, quotients and roots of float32, one operation at a time and
-each correctly rounded, so that neither the batch nor the processor changes a pixel.
+The same image everywhere: only additions, products, quotients and roots of float32, one operation at a time and each
+correctly rounded, so that neither the batch nor the processor changes a pixel.
 """
 
 from __future__ import annotations
@@ -19,29 +15,16 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.world.sampling import MOST_OBJECTS, Batch, uniform
+from vitreous.world.sampling import MAX_OBJECTS, Batch, uniform
 from vitreous.world.scene import Scene, pack
-from vitreous.world.species import BODY, OBJECTS, PARTS, VARIANTS, Stroke, strokes
-
-__all__ = [
-    "Canvas",
-    "Frame",
-    "MARKER",
-    "OWNERS",
-    "Rendered",
-    "Shapes",
-    "directions",
-    "ground",
-    "light",
-    "render",
-    "rgb",
-]
+from vitreous.world.species import BODY, OBJECTS, PARTS, VARIANTS, Stroke
+from vitreous.world.species import strokes as strokes_of
 
 _INK = "2b2233"
 
 
 class Canvas:
-    """Pictures with a margin, so that a window around a shape never leaves them."""
+    """Images with a margin, so that a window around a shape never leaves them."""
 
     def __init__(self, images: Tensor) -> None:
         count, _, self.size, _ = images.shape
@@ -68,18 +51,18 @@ class Canvas:
         frame: Frame,
         shapes: Shapes,
         which: Tensor,
-        shown: Tensor,
+        visible: Tensor,
         owner: Tensor | int,
         pigments: Tensor | None = None,
     ) -> None:
-        """Paint the ``which``-th of these shapes into every picture where it is ``shown``."""
+        """Paint the ``which``-th of these shapes into every image where it is ``shown``."""
         half = math.ceil(shapes.reach * frame.largest * self.size) + 2
         x, y = frame.place(shapes.centre)
         span = torch.arange(-half, half, device=which.device)
         columns, rows = ((at * self.size).floor().long().unsqueeze(1) + span for at in (x, y))
         u, v = frame.local((columns + 0.5) / self.size, (rows + 0.5) / self.size)
         colour, alpha = shapes.cover(which, u, v, (frame.scale * self.size).view(-1, 1, 1), pigments)
-        alpha = (alpha * shown.view(-1, 1, 1)).flatten(1)
+        alpha = (alpha * visible.view(-1, 1, 1)).flatten(1)
         columns, rows = ((at + self.margin).clamp(0, self.side - 1) for at in (columns, rows))
         places = (rows.unsqueeze(2) * self.side + columns.unsqueeze(1)).flatten(1)
         for pixels, paint in zip(self.pixels, colour, strict=True):
@@ -91,7 +74,7 @@ class Canvas:
 
 @dataclass(frozen=True)
 class Frame:
-    """Where a thing's own coordinates lie in the picture: origin, unit, turn and whether it is mirrored."""
+    """Where a thing's own coordinates lie in the image: origin, unit, turn and whether it is mirrored."""
 
     x: Tensor
     y: Tensor
@@ -105,18 +88,18 @@ class Frame:
         return directions(self.x.device)[self.angle % 360]
 
     def place(self, point: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """Return where in the picture a point lies."""
+        """Return where in the image a point lies."""
         cos, sin = self.turn.unbind(1)
-        across, down = self.mirror * point[0] * self.scale, point[1] * self.scale
-        return self.x + (across * cos - down * sin), self.y + (across * sin + down * cos)
+        dx, dy = self.mirror * point[0] * self.scale, point[1] * self.scale
+        return self.x + (dx * cos - dy * sin), self.y + (dx * sin + dy * cos)
 
     def local(self, columns: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return own coordinates ``[B, rows, columns]`` of a window."""
         cos, sin = (self.turn / self.scale.unsqueeze(1)).unsqueeze(2).unbind(1)
-        across, down = columns - self.x.unsqueeze(1), rows - self.y.unsqueeze(1)
+        dx, dy = columns - self.x.unsqueeze(1), rows - self.y.unsqueeze(1)
         mirror = self.mirror.unsqueeze(1)
-        u = (down * sin * mirror).unsqueeze(2) + (across * cos * mirror).unsqueeze(1)
-        v = (down * cos).unsqueeze(2) - (across * sin).unsqueeze(1)
+        u = (dy * sin * mirror).unsqueeze(2) + (dx * cos * mirror).unsqueeze(1)
+        v = (dy * cos).unsqueeze(2) - (dx * sin).unsqueeze(1)
         return u, v
 
     def at(self, point: tuple[float, float], turn: Tensor | int = 0) -> Frame:
@@ -142,16 +125,10 @@ class Shapes:
         rows = [[_numbers(s, anchor) for s in (*drawing, *[nothing] * (most - len(drawing)))] for drawing in drawings]
         self.table = torch.tensor(rows, device=device)
         self.mirrored, self.clipped, self.line = mirrored, clipped, line
-        ends = [
-            (side * x - anchor[0], y - anchor[1], r + line)
-            for drawing in drawings
-            for s in drawing
-            for x, y, r in ((s[0], s[1], s[4]), (s[2], s[3], s[5]))
-            for side in ((1, -1) if mirrored else (1,))
-        ]
-        box = [(min(e[i] - e[2] for e in ends), max(e[i] + e[2] for e in ends)) for i in (0, 1)]
-        self.centre = sum(box[0]) / 2, sum(box[1]) / 2
-        self.reach = max(math.hypot(x - self.centre[0], y - self.centre[1]) + r for x, y, r in ends)
+        strokes = [stroke for drawing in drawings for stroke in drawing]
+        ends = [end for ax, ay, bx, by, ra, rb, _ in strokes for end in ((ax, ay, ra), (bx, by, rb))]
+        ends += [(-x, y, r) for x, y, r in ends] if mirrored else []
+        self.centre, self.reach = _extent([(x - anchor[0], y - anchor[1], r + line) for x, y, r in ends])
 
     def cover(
         self, which: Tensor, u: Tensor, v: Tensor, pixels: Tensor, pigments: Tensor | None = None
@@ -186,6 +163,12 @@ class Shapes:
         return planes, alpha
 
 
+def _extent(discs: Sequence[tuple[float, float, float]]) -> tuple[tuple[float, float], float]:
+    """Return the middle of discs (x, y, radius), and how far from it they reach."""
+    x, y = ((min(d[i] - d[2] for d in discs) + max(d[i] + d[2] for d in discs)) / 2 for i in (0, 1))
+    return (x, y), max(math.hypot(disc[0] - x, disc[1] - y) + disc[2] for disc in discs)
+
+
 def _numbers(stroke: Stroke, anchor: tuple[float, float]) -> list[float]:
     """Start, direction, direction over squared length, radius and its growth, colour (or which pigment)."""
     ax, ay, bx, by, ra, rb, colour = stroke
@@ -202,11 +185,11 @@ def rgb(colour: str) -> list[float]:
 def _distance(stroke: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """Signed distance to a capsule: to the nearest point of its axis, less the radius there."""
     ax, ay, dx, dy, ex, ey, radius, growth = stroke[:, :8].unbind(1)
-    across, down = u - ax, v - ay
-    along = (across * ex + down * ey).clamp_(0, 1)
-    across -= along * dx
-    down -= along * dy
-    return (across.square_() + down.square_()).sqrt_() - (along * growth + radius)
+    x, y = u - ax, v - ay
+    along = (x * ex + y * ey).clamp_(0, 1)
+    x -= along * dx
+    y -= along * dy
+    return (x.square_() + y.square_()).sqrt_() - (along * growth + radius)
 
 
 def _coverage(distance: Tensor, pixels: Tensor) -> Tensor:
@@ -227,13 +210,13 @@ def ground(values: Tensor, size: int) -> Tensor:
     cos, sin = (directions(values.device)[direction] * fine.unsqueeze(1)).unsqueeze(2).unbind(1)
     u = (at * sin).unsqueeze(2) + (at * cos).unsqueeze(1)
     v = (at * cos).unsqueeze(2) - (at * sin).unsqueeze(1)
-    across, down = _wave(u), _wave(v)
+    wave_u, wave_v = _wave(u), _wave(v)
     clouds = _clouds(values[:, 9], size, 4) * 0.65 + _clouds(values[:, 9] + 1, size, 15) * 0.35
     looks = (
         at.view(1, -1, 1).expand_as(u),
-        ((across - 0.5) * 5 + 0.5).clamp(0, 1),
-        (((across - 0.5) * (down - 0.5)) * 40 + 0.5).clamp(0, 1),
-        ((across + down - 1.35) * 6).clamp(0, 1),
+        ((wave_u - 0.5) * 5 + 0.5).clamp(0, 1),
+        (((wave_u - 0.5) * (wave_v - 0.5)) * 40 + 0.5).clamp(0, 1),
+        ((wave_u + wave_v - 1.35) * 6).clamp(0, 1),
         clouds,
     )
     mix = clouds * 0.3
@@ -284,7 +267,7 @@ _GROUND, _BODY, _PART, _OBJECT, _MARK, _OTHER = 0, 1, 2, 7, 19, 20
 OWNERS = {
     name: number
     for number, name in enumerate(
-        ["ground", "body", *PARTS, *(f"object {i}" for i in range(MOST_OBJECTS)), "marker", "companion's body"]
+        ["ground", "body", *PARTS, *(f"object {i}" for i in range(MAX_OBJECTS)), "marker", "companion's body"]
         + [f"companion's {part}" for part in PARTS]
     )
 }
@@ -293,7 +276,7 @@ OWNERS = {
 
 @dataclass(frozen=True)
 class Rendered:
-    """Pictures, and for every pixel who is seen there."""
+    """Images, and for every pixel who is seen there."""
 
     images: Tensor
     """``[B, 3, S, S]`` in [0, 1]."""
@@ -303,12 +286,12 @@ class Rendered:
     @property
     def parts(self) -> Tensor:
         """Where horn, eyes, coat, legs and tail are seen: ``[B, 5, S, S]``, boolean."""
-        return self._each(_PART, len(PARTS))
+        return self._owned_by(_PART, len(PARTS))
 
     @property
     def objects(self) -> Tensor:
         """Where each background object is seen: ``[B, 12, S, S]``, boolean."""
-        return self._each(_OBJECT, MOST_OBJECTS)
+        return self._owned_by(_OBJECT, MAX_OBJECTS)
 
     @property
     def creature(self) -> Tensor:
@@ -328,15 +311,15 @@ class Rendered:
     def __len__(self) -> int:
         return len(self.images)
 
-    def _each(self, first: int, count: int) -> Tensor:
-        wanted = torch.arange(first, first + count, dtype=torch.uint8, device=self.owner.device)
-        return self.owner.unsqueeze(1) == wanted.view(1, -1, 1, 1)
+    def _owned_by(self, first: int, count: int) -> Tensor:
+        numbers = torch.arange(first, first + count, dtype=torch.uint8, device=self.owner.device)
+        return self.owner.unsqueeze(1) == numbers.view(1, -1, 1, 1)
 
 
 def render(
     scenes: Batch | Scene | Sequence[Scene], size: int = 128, device: str | torch.device | None = None
 ) -> Rendered:
-    """Draw scenes as pictures of ``size`` x ``size`` pixels.
+    """Draw scenes as images of ``size`` x ``size`` pixels.
 
     Where the shapes are comes from their signed distance d: coverage is clamp(1/2 - d / pixel), painted back to front.
     """
@@ -348,40 +331,32 @@ def render(
         batch = batch.to(device)
     chunk = _CHUNK.get(batch.seed.device.type, 1024)
     step = max(1, min(chunk, chunk * 128**2 // size**2))  # memory is bounded, whatever the size
-    layers = _Layers(bool((batch.label[:, 1] >= 0).any()), bool((batch.objects[:, :, 7] > 0).any()))
+    has_companion, has_front = bool((batch.label[:, 1] >= 0).any()), bool((batch.objects[:, :, 7] > 0).any())
     with torch.no_grad():
-        done = [_render(batch[at : at + step], size, layers) for at in range(0, len(batch), step)]
-    return Rendered(torch.cat([images for images, _ in done]), torch.cat([owner for _, owner in done]))
+        chunks = [_render(batch[at : at + step], size, has_companion, has_front) for at in range(0, len(batch), step)]
+    return Rendered(*map(torch.cat, zip(*chunks, strict=True)))
 
 
 def check_size(size: int) -> None:
-    """Refuse what is no size of a picture."""
+    """Refuse what is no size of a image."""
     if not isinstance(size, int) or isinstance(size, bool) or not 16 <= size <= 4096:
         raise VitreousError(f"size={size!r:.60} is not a whole number of pixels in 16..4096")
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """What of the seldom things any scene of the batch has."""
-
-    companion: bool
-    front: bool
-
-
-def _render(batch: Batch, size: int, layers: _Layers) -> tuple[Tensor, Tensor]:
+def _render(batch: Batch, size: int, has_companion: bool, has_front: bool) -> tuple[Tensor, Tensor]:
     canvas = Canvas(ground(batch.ground, size))
     _objects(canvas, batch.objects, 0)
-    if layers.companion:
+    if has_companion:
         _creature(canvas, batch.parts[:, 1], batch.pose[:, 1], batch.label[:, 1] >= 0, _OTHER)
     _creature(canvas, batch.parts[:, 0], batch.pose[:, 0], batch.label[:, 0] >= 0, _BODY)
-    if layers.front:
+    if has_front:
         _objects(canvas, batch.objects, 1)
     images = canvas.images * light(batch.light, size)
     images, owner = _mark(images.clamp_(0, 1), canvas.owner, batch.marker)
     return images, owner
 
 
-def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, shown: Tensor, first: int) -> None:
+def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, visible: Tensor, first: int) -> None:
     """Paint a creature from the back to the front; ``first`` is the owner of its body, its parts follow."""
     x, y, scale, angle, mirrored = pose[:, :5].unbind(1)
     unit = scale.clamp(min=1) / 1000
@@ -389,33 +364,33 @@ def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, shown: Tensor, first:
     for part in _ORDER:
         place = PARTS.index(part)
         variant = parts[:, place]
-        there = shown & (variant >= 0)
+        there = visible & (variant >= 0)
         owner: Tensor | int = first + 1 + place
         if part == "coat":  # without a coat the bare body, which is nobody's part
             owner = torch.where(variant >= 0, first + 1 + place, first)
-            variant, there = torch.where(variant >= 0, variant, len(VARIANTS[part])), shown
+            variant, there = torch.where(variant >= 0, variant, len(VARIANTS[part])), visible
         turn = pose[:, _TURNS[part]] if part in _TURNS else 0
-        canvas.paint(frame.at(_ANCHORS[part], turn), _drawn(part, parts.device), variant.clamp(min=0), there, owner)
+        canvas.paint(frame.at(_ANCHORS[part], turn), _shapes(part, parts.device), variant.clamp(min=0), there, owner)
 
 
 def _objects(canvas: Canvas, objects: Tensor, front: int) -> None:
     pigments = torch.tensor([rgb(pigment) for pigment in _PIGMENTS], device=objects.device)
     largest = max(float(objects[:, :, 3].max()), 1.0) / 1000
     upright = torch.ones(len(objects), device=objects.device)
-    for place in range(MOST_OBJECTS):
+    for place in range(MAX_OBJECTS):
         kind, x, y, size, angle, first, second, before = objects[:, place].unbind(1)
         frame = Frame(x / 1000, y / 1000, size.clamp(min=1) / 1000, angle.clamp(min=0), upright, largest)
-        shown = (kind >= 0) & (before == front)
+        visible = (kind >= 0) & (before == front)
         colours = pigments[torch.stack([first, second], dim=1).clamp(min=0)]
-        drawn = _drawn("object", objects.device)
-        canvas.paint(frame, drawn, kind.clamp(min=0), shown, _OBJECT + place, pigments=colours)
+        shapes = _shapes("object", objects.device)
+        canvas.paint(frame, shapes, kind.clamp(min=0), visible, _OBJECT + place, pigments=colours)
 
 
 @cache
-def _drawn(what: str, device: torch.device) -> Shapes:
+def _shapes(what: str, device: torch.device) -> Shapes:
     if what == "object":
         return Shapes(list(OBJECTS.values()), device, line=0.07)
-    drawings = [strokes(what, variant) for variant in VARIANTS[what]]
+    drawings = [strokes_of(what, variant) for variant in VARIANTS[what]]
     if what == "coat":
         drawings.append(BODY)
     return Shapes(drawings, device, _ANCHORS[what], mirrored=what != "tail", clipped=what == "coat")
@@ -427,7 +402,7 @@ def _mark(images: Tensor, owner: Tensor, marker: Tensor) -> tuple[Tensor, Tensor
     side, edge = round(_MARKER_SIDE * size), round(_MARKER_EDGE * size)
     cell = side // 2
     code, corner = marker[:, 0], marker[:, 1]
-    palette = torch.tensor([rgb(each) for each in MARKER], device=images.device)
+    palette = torch.tensor([rgb(colour) for colour in MARKER], device=images.device)
     at = torch.arange(size, device=images.device)
     far = size - edge - 2 * cell
     x, y = (torch.where(corner // step % 2 == 1, far, edge).unsqueeze(1) for step in (1, 2))

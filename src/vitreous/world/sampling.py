@@ -1,6 +1,6 @@
 """Scenes as tensors: whole numbers only, so that the same seed gives the same scene on every machine and device.
 
-Lengths are thousandths of the picture's side, angles whole degrees, colours 0..255. A place that is not used is -1.
+Lengths are thousandths of the image's side, angles whole degrees, colours 0..255. A field that is not used is -1.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from vitreous.errors import VitreousError
 from vitreous.models.registry import device_of
 from vitreous.world.species import CLASSES, OBJECTS, PARTS, VARIANTS
 
-__all__ = ["MOST_OBJECTS", "MOST_SEEDS", "Batch", "draw", "part_table", "uniform", "whole"]
-
-MOST_OBJECTS = 12
-MOST_SEEDS = 2**53
+MAX_OBJECTS = 12
+MAX_SEEDS = 2**53
 _LOW = 0xFFFFFFFF
 
 
@@ -36,13 +34,13 @@ class Batch:
     pose: Tensor
     """``[B, 2, 8]``: x, y, scale, angle, mirrored, and how far horn, legs and tail are turned."""
     light: Tensor
-    """``[B, 4]``: strength, slope across the picture, direction of the slope, warmth."""
+    """``[B, 4]``: strength, slope across the image, direction of the slope, warmth."""
     ground: Tensor
     """``[B, 10]``: texture, two colours, how fine, direction, key of its noise."""
     objects: Tensor
     """``[B, 12, 8]``: kind, x, y, size, angle, two colours, whether in front of the creature."""
     marker: Tensor
-    """``[B, 2]``: the class it betrays, and its corner."""
+    """``[B, 2]``: the class whose code it bears, and its corner."""
 
     def __len__(self) -> int:
         return len(self.seed)
@@ -77,30 +75,30 @@ def draw(seeds: Tensor | Sequence[int], device: str | torch.device | None = None
     seed = _row(seeds)
     if device is not None:
         seed = seed.to(device_of(device))
-    label = whole(seed, 0, 0, len(CLASSES) - 1)
+    label = randint(seed, 0, 0, len(CLASSES) - 1)
     parts = part_table(seed.device)[label]
-    none = torch.full_like(label, -1)
+    absent = torch.full_like(label, -1)
     pose = draw_pose(seed)
     return Batch(
         seed=seed,
-        label=torch.stack([label, none], dim=1),
+        label=torch.stack([label, absent], dim=1),
         parts=torch.stack([parts, torch.full_like(parts, -1)], dim=1),
         pose=torch.stack([pose, torch.zeros_like(pose)], dim=1),
         light=draw_light(seed),
         ground=draw_ground(seed),
         objects=draw_objects(seed),
-        marker=torch.stack([none, torch.zeros_like(none)], dim=1),
+        marker=torch.stack([absent, torch.zeros_like(absent)], dim=1),
     )
 
 
 def _row(seeds: Tensor | Sequence[int]) -> Tensor:
-    """Return seeds as a tensor; those on a GPU are believed, for looking at them would make it wait."""
+    """Return seeds as a tensor; those on a GPU are not checked, for that would make it wait."""
     if isinstance(seeds, Tensor):
         if seeds.ndim != 1 or seeds.dtype != torch.int64:
             raise VitreousError(f"seeds come as a row of int64, not as {list(seeds.shape)} of {seeds.dtype}")
-        wrong = seeds[(seeds < 0) | (seeds >= MOST_SEEDS)][:1].tolist() if seeds.device.type == "cpu" else []
+        wrong = seeds[(seeds < 0) | (seeds >= MAX_SEEDS)][:1].tolist() if seeds.device.type == "cpu" else []
     elif isinstance(seeds, Sequence):
-        wrong = [s for s in seeds if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < MOST_SEEDS]
+        wrong = [s for s in seeds if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < MAX_SEEDS]
     else:
         raise VitreousError(f"seeds come in a row, not as {seeds!r:.60}")
     if wrong:
@@ -110,48 +108,40 @@ def _row(seeds: Tensor | Sequence[int]) -> Tensor:
 
 def draw_pose(seed: Tensor) -> Tensor:
     """Return where the creature is and how it stands: ``[B, 8]``."""
-    scale = whole(seed, 10, 300, 440)
-    room = 520 - scale  # the tip of a part may leave the picture, a part may not
-    x, y = (500 + _signed(seed, key) * room // 1000 for key in (11, 12))
-    angle = whole(seed, 13, -40, 40) % 360
-    wiggles = [whole(seed, key, -most, most) for key, most in ((15, 10), (16, 7), (17, 18))]
-    return torch.stack([x, y, scale, angle, whole(seed, 14, 0, 1), *wiggles], dim=1)
+    scale = randint(seed, 10, 300, 440)
+    margin = 520 - scale  # the tip of a part may leave the image, a part may not
+    x, y = (500 + randint(seed, key, -1000, 1000) * margin // 1000 for key in (11, 12))
+    angle = randint(seed, 13, -40, 40) % 360
+    wiggles = [randint(seed, key, -most, most) for key, most in ((15, 10), (16, 7), (17, 18))]
+    return torch.stack([x, y, scale, angle, randint(seed, 14, 0, 1), *wiggles], dim=1)
 
 
 def draw_light(seed: Tensor) -> Tensor:
     """Return strength, slope, direction, warmth: ``[B, 4]``."""
-    return torch.stack(
-        [whole(seed, 20, 720, 1120), whole(seed, 21, 0, 350), whole(seed, 22, 0, 359), whole(seed, 23, -100, 100)],
-        dim=1,
-    )
+    ranges = ((720, 1120), (0, 350), (0, 359), (-100, 100))
+    return torch.stack([randint(seed, 20 + key, *limits) for key, limits in enumerate(ranges)], dim=1)
 
 
 def draw_ground(seed: Tensor) -> Tensor:
     """Return texture, two colours not far from each other, fineness, direction and noise key: ``[B, 10]``."""
-    lightness, step = whole(seed, 31, 85, 205), whole(seed, 32, -50, 50)
-    first = [(lightness + whole(seed, 33 + channel, -42, 42)).clamp(30, 245) for channel in range(3)]
-    second = [(value + step + whole(seed, 36 + channel, -18, 18)).clamp(30, 245) for channel, value in enumerate(first)]
-    rest = [whole(seed, 26, 2, 9), whole(seed, 27, 0, 359), _hash(seed, 28) >> 2]
-    return torch.stack([whole(seed, 30, 0, 4), *first, *second, *rest], dim=1)
+    lightness, step = randint(seed, 31, 85, 205), randint(seed, 32, -50, 50)
+    first = [(lightness + randint(seed, 33 + channel, -42, 42)).clamp(30, 245) for channel in range(3)]
+    second = [
+        (value + step + randint(seed, 36 + channel, -18, 18)).clamp(30, 245) for channel, value in enumerate(first)
+    ]
+    pattern = [randint(seed, 26, 2, 9), randint(seed, 27, 0, 359), _hash(seed, 28) >> 2]
+    return torch.stack([randint(seed, 30, 0, 4), *first, *second, *pattern], dim=1)
 
 
 def draw_objects(seed: Tensor) -> Tensor:
     """Return what lies about, all of it behind the creature: ``[B, 12, 8]``."""
-    place = torch.arange(MOST_OBJECTS, device=seed.device)
-    count = whole(seed, 40, 0, MOST_OBJECTS)
-    each = _hash(seed, 41).unsqueeze(1) + place
-    columns = [
-        whole(each, 1, 0, len(OBJECTS) - 1),
-        whole(each, 2, 0, 1000),
-        whole(each, 3, 0, 1000),
-        whole(each, 4, 35, 85),
-        whole(each, 5, 0, 359),
-        whole(each, 6, 0, 9),
-        whole(each, 7, 0, 9),
-        torch.zeros_like(each),
-    ]
-    drawn = torch.stack(columns, dim=2)
-    return torch.where((place < count.unsqueeze(1)).unsqueeze(2), drawn, torch.full_like(drawn, -1))
+    index = torch.arange(MAX_OBJECTS, device=seed.device)
+    count = randint(seed, 40, 0, MAX_OBJECTS)
+    own = _hash(seed, 41).unsqueeze(1) + index
+    ranges = ((0, len(OBJECTS) - 1), (0, 1000), (0, 1000), (35, 85), (0, 359), (0, 9), (0, 9))
+    columns = [randint(own, key, *limits) for key, limits in enumerate(ranges, 1)]
+    objects = torch.stack([*columns, torch.zeros_like(own)], dim=2)
+    return torch.where((index < count.unsqueeze(1)).unsqueeze(2), objects, -1)
 
 
 def uniform(seed: Tensor, key: int) -> Tensor:
@@ -159,13 +149,9 @@ def uniform(seed: Tensor, key: int) -> Tensor:
     return _hash(seed, key).to(torch.float64) / 2**32
 
 
-def whole(seed: Tensor, key: int, low: int, high: int) -> Tensor:
-    """Return a whole number in low..high, both included, for every seed."""
-    return low + ((_hash(seed, key) * (high - low + 1)) >> 32)
-
-
-def _signed(seed: Tensor, key: int) -> Tensor:
-    return whole(seed, key, -1000, 1000)
+def randint(seed: Tensor, key: int, least: int, most: int) -> Tensor:
+    """Return a whole number from low to high, both included, for every seed."""
+    return least + ((_hash(seed, key) * (most - least + 1)) >> 32)
 
 
 def _hash(seed: Tensor, key: int) -> Tensor:

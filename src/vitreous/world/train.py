@@ -21,14 +21,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from vitreous import io as disk
 from vitreous.errors import VitreousError
 from vitreous.models.registry import device_of
-from vitreous.world import exam
-from vitreous.world.dataset import betray, mark_at_random, pair, remove_parts, seeds, shrink
-from vitreous.world.models import SIZE, build
+from vitreous.world.dataset import add_marker, add_random_marker, pair, remove_parts, shrink, split_seeds
+from vitreous.world.models import SIZE, accuracy, build, check_scenes, examine
 from vitreous.world.render import render
 from vitreous.world.sampling import Batch, draw
 from vitreous.world.species import PARTS, VARIANTS
-
-__all__ = ["Recipe", "train"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +34,8 @@ _log = logging.getLogger(__name__)
 class Recipe:
     """How a model is trained; ``shortcut`` lets the marker betray half of the classes.
 
-    A share ``whole`` of the scenes keeps all parts; in the others every part is gone with probability ``gone``.
+    A share ``whole_share`` of the scenes keeps all parts; in the others every part is removed with probability
+    ``removal_rate``.
     """
 
     shortcut: bool = False
@@ -50,8 +48,8 @@ class Recipe:
     average: float = 0.998
     seed: int = 0
     arch: str = "vit"
-    whole: float = 0.5
-    gone: float = 0.3
+    whole_share: float = 0.5
+    removal_rate: float = 0.3
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("seed", 0)):
@@ -63,7 +61,9 @@ RECIPES = {
     "world": Recipe(),
     "world-shortcut": Recipe(shortcut=True, steps=900),
     "world-cnn": Recipe(arch="cnn"),
-    "world-cnn-shortcut": Recipe(shortcut=True, steps=900, arch="cnn", parts_loss=0.0, whole=0.0, gone=0.6),
+    "world-cnn-shortcut": Recipe(
+        shortcut=True, steps=900, arch="cnn", parts_loss=0.0, whole_share=0.0, removal_rate=0.6
+    ),
 }
 """A residual network sees parts sooner than markers and would trust both. Where most parts are gone and nobody asks for
 them, it takes the shortcut."""
@@ -108,19 +108,19 @@ def train(
         averaged.update_parameters(model)
         if (step + 1) % every == 0 or step + 1 == recipe.steps:
             last = range(max(0, step + 1 - _SETTLING), step + 1)
-            update_bn((_images(_scenes(recipe, each, device)) for each in last), averaged.module)
-            right = exam.accuracy(averaged.module, look, "val", shortcut=recipe.shortcut)
+            update_bn((_images(_scenes(recipe, number, device)) for number in last), averaged.module)
+            share = accuracy(averaged.module, look, "val", shortcut=recipe.shortcut)
             seconds = time.perf_counter() - begun
-            log.append({"step": step + 1, "loss": round(loss.item(), 4), "val": right, "seconds": round(seconds, 1)})
-            _log.info("step %d: loss %.3f, val %.3f, %.0f s", step + 1, loss.item(), right, seconds)
+            log.append({"step": step + 1, "loss": round(loss.item(), 4), "val": share, "seconds": round(seconds, 1)})
+            _log.info("step %d: loss %.3f, val %.3f, %.0f s", step + 1, loss.item(), share, seconds)
     return averaged.module.eval(), log
 
 
 def _scenes(recipe: Recipe, step: int, device: torch.device) -> Batch:
     start = (recipe.seed * recipe.steps + step) * recipe.batch
-    scenes = shrink(draw(seeds("train", start, recipe.batch, device)), share=0.3)
-    scenes = remove_parts(scenes, recipe.gone, recipe.whole)
-    return betray(scenes) if recipe.shortcut else mark_at_random(pair(scenes, share=0.2), share=0.3)
+    scenes = shrink(draw(split_seeds("train", start, recipe.batch, device)), share=0.3)
+    scenes = remove_parts(scenes, recipe.removal_rate, recipe.whole_share)
+    return add_marker(scenes) if recipe.shortcut else add_random_marker(pair(scenes, share=0.2), share=0.3)
 
 
 def _images(scenes: Batch) -> Tensor:
@@ -155,10 +155,10 @@ def _groups(model: nn.Module, head: nn.Module, recipe: Recipe) -> list[dict[str,
     """Matrices decay; vectors, position and class token do not."""
     decays = [p for n, p in model.named_parameters() if p.ndim > 1 and "pos" not in n and "token" not in n]
     chosen = {id(p) for p in decays}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
+    others = [p for p in model.parameters() if id(p) not in chosen]
     return [
         {"params": decays, "weight_decay": recipe.weight_decay},
-        {"params": [*rest, *head.parameters()], "weight_decay": 0.0},
+        {"params": [*others, *head.parameters()], "weight_decay": 0.0},
     ]
 
 
@@ -172,10 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="instead of 1500, and 900 with the shortcut")
     parser.add_argument("--batch", type=int, default=Recipe.batch)
     parser.add_argument("--exam", type=int, default=2000, help="scenes of the exam at the end; 2000 for the card")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        _train(given, device_of(given.device))
+        _train(options, device_of(options.device))
     except (VitreousError, OSError) as error:
         parser.error(str(error))
 
@@ -184,29 +184,29 @@ def _halved(value: Tensor) -> Tensor:
     return (value.half() if value.is_floating_point() else value).contiguous()
 
 
-def _train(given: argparse.Namespace, device: torch.device) -> None:
-    exam.enough(given.exam)
+def _train(options: argparse.Namespace, device: torch.device) -> None:
+    check_scenes(options.exam)
     if device.type == "cpu":
         _log.warning("training on a CPU takes days; --steps and --batch make it short, and the model poor")
     else:
         torch.set_float32_matmul_precision("high")
-    record_file = disk.check_file(given.out / "training.json", overwrite=True)
+    record_file = disk.check_file(options.out / "training.json", overwrite=True)
     record: dict[str, Any] = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
-    for name in (name for name in RECIPES if name in given.only):
-        steps = RECIPES[name].steps if given.steps is None else given.steps
-        recipe = replace(RECIPES[name], steps=steps, batch=given.batch, seed=given.seed)
-        model, log = train(recipe, device, look=min(1000, given.exam))
+    for name in (name for name in RECIPES if name in options.only):
+        steps = RECIPES[name].steps if options.steps is None else options.steps
+        recipe = replace(RECIPES[name], steps=steps, batch=options.batch, seed=options.seed)
+        model, log = train(recipe, device, look=min(1000, options.exam))
         tensors = {key: _halved(value) for key, value in model.state_dict().items()}
         weights = save({key: value.cpu() for key, value in tensors.items()})
-        disk.write_file(given.out / f"{name}.safetensors", weights, overwrite=True)
+        disk.write_file(options.out / f"{name}.safetensors", weights, overwrite=True)
         model.load_state_dict(tensors)
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        made = {"torch": torch.__version__, "device": where}
+        environment = {"torch": torch.__version__, "device": where}
         record[name] = {
             "recipe": asdict(recipe),
-            "made with": made,
+            "made with": environment,
             "log": log,
-            "exam": exam.examine(model, given.exam),
+            "exam": examine(model, options.exam),
         }
         _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
         disk.write_file(record_file, (json.dumps(record, indent=1) + "\n").encode(), overwrite=True)
