@@ -43,7 +43,7 @@ def tiny() -> nn.Module:
 
 def own() -> set[str]:
     """The methods of a transformer."""
-    return {i.name for i in vt.list_methods() if not (i.is_combinator or i.family == "yardstick" or i.models == "ReLU")}
+    return {i.name for i in vt.list_methods() if not (i.is_combinator or i.family == "control" or i.models == "ReLU")}
 
 
 def test_every_method_has_a_yardstick_and_a_row() -> None:

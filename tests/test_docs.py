@@ -266,10 +266,10 @@ def test_the_gallery_has_every_family_and_stays_small() -> None:
 
 def test_counts_of_methods_are_those_of_the_registry() -> None:
     infos = own_methods()
-    combinators, yardsticks = (sum(info.family == family for info in infos) for family in ("combinator", "yardstick"))
-    methods = len(infos) - combinators - yardsticks
+    combinators, controls = (sum(info.family == family for info in infos) for family in ("combinator", "control"))
+    methods = len(infos) - combinators - controls
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{methods} methods, {combinators} combinators and {yardsticks} yardsticks" in readme
+    assert f"{methods} methods, {combinators} combinators and {controls} controls" in readme
     assert f"{methods} [methods](methods.md) in all" in (ROOT / "docs" / "index.md").read_text()
 
 

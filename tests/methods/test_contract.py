@@ -277,7 +277,7 @@ def test_at_least_sixty_distinct_methods() -> None:
     kinds = {
         info.factory
         for info in vt.list_methods()
-        if not (info.is_combinator or info.family in ("combinator", "yardstick"))
+        if not (info.is_combinator or info.family in ("combinator", "control"))
     }
     assert len(kinds) >= 60
 

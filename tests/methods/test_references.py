@@ -321,7 +321,7 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
     assert noise.flatten(1).mean(dim=1).abs().max() < 0.02
 
 
-def test_yardsticks(reference):
+def test_controls(reference):
     found = vt.get_method("centre").attribute(reference.model, reference.images)
     height, width = found.shape[1:]
     for i in range(height):

@@ -164,7 +164,7 @@ def test_the_list_is_complete_data():
         assert info.family
         assert info.summary
         assert info.cost_text
-        if info.family != "yardstick" and info.name != "logprob":  # nobody's method, only another target
+        if info.family != "control" and info.name != "logprob":  # nobody's method, only another target
             behind = (*info.papers, *info.builds_on)
             assert behind, info.name
             assert all(paper.bibtex().startswith("@") for paper in behind)
@@ -196,7 +196,7 @@ def test_third_parties_join_by_entry_points(monkeypatch):
 
     class Entry:
         def load(self):
-            @vt.register_method("three", family="yardstick", class_specific=False, cost=(0, 0))
+            @vt.register_method("three", family="control", class_specific=False, cost=(0, 0))
             @dataclass(frozen=True)
             class Three(vt.Method):
                 """Three everywhere."""

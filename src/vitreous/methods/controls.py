@@ -21,7 +21,7 @@ def _same_for_all(context: Context, pattern: Tensor) -> Attribution:
     return Attribution(pattern.to(inputs).expand(len(inputs), -1, -1).clone(), {})
 
 
-@register_method("random", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("random", family="control", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Random(Method):
     r"""Uniform noise on the token grid, drawn from the seed and the image.
@@ -43,7 +43,7 @@ class Random(Method):
         return Attribution(context.prng_key("random").uniform(*grid).to(upcast(context.inputs)), {})
 
 
-@register_method("constant", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("constant", family="control", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Constant(Method):
     r"""One everywhere: only the tie rule of a metric ranks it.
@@ -66,7 +66,7 @@ class Constant(Method):
         return _same_for_all(context, torch.ones(context.model.grid(context.inputs)))
 
 
-@register_method("centre", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("centre", family="control", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Centre(Method):
     r"""Photographers put things in the middle: one minus the distance from the centre, which is 1 at the corners.
@@ -93,7 +93,7 @@ class Centre(Method):
         return _same_for_all(context, 1 - ((rows[:, None] ** 2 + columns[None] ** 2) / 2).sqrt())
 
 
-@register_method("edges", family="yardstick", class_specific=False, cost=(0, 0))
+@register_method("edges", family="control", class_specific=False, cost=(0, 0))
 @dataclass(frozen=True)
 class Edges(Method):
     r"""The strength of edges in the image: the length of the Sobel gradient of the mean over channels.

@@ -97,7 +97,7 @@ FAMILIES = (
     "sampling",
     "perturbation",
     "combinator",
-    "yardstick",
+    "control",
 )
 """The order of families in tables; families of other packages come last."""
 

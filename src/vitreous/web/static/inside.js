@@ -120,7 +120,7 @@ export class LayersView {
 
   /** Whether a method can be asked from every layer without a long wait. */
   #layered({ combinator, refused, grid, family, forwards, backwards }) {
-    return !combinator && !refused && grid === "token" && family !== "yardstick" && forwards + backwards <= 4;
+    return !combinator && !refused && grid === "token" && family !== "control" && forwards + backwards <= 4;
   }
 
   get #name() {
