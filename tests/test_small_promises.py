@@ -12,7 +12,7 @@ import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import ModelError, TargetError
 from vitreous.methods import to_grid
-from vitreous.methods.base import resized
+from vitreous.methods.ops import resize_map
 from vitreous.metrics import difference
 from vitreous.metrics.bootstrap import resamples
 from zoo import EVERY
@@ -81,7 +81,7 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
 def test_finer_maps_are_summed_over_the_area_of_a_cell(size: tuple[int, int]) -> None:
     """A pixel that two cells share gives each its part: against a loop, and nothing is lost."""
     maps = torch.randn(2, 30, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = resized(maps, size)
+    found = resize_map(maps, size)
     expected = torch.zeros(2, *size, dtype=torch.float64)
     height, width = 30 / size[0], 31 / size[1]
     for row in range(size[0]):
@@ -108,7 +108,7 @@ def test_to_grid_and_consensus_agree_where_patches_do_not_divide_the_image() -> 
     assert grid == (2, 2), "ten pixels are left over"
     pixels = vt.get_method("saliency").attribute(model, x, target=1)
     tokens = to_grid(pixels, "token", model, x)
-    torch.testing.assert_close(tokens, resized(pixels, grid))
+    torch.testing.assert_close(tokens, resize_map(pixels, grid))
     alone = vt.get_method("consensus(saliency, saliency)").attribute(model, x, target=1)
     order = tokens.flatten(1).argsort(dim=1)
     assert torch.equal(alone.flatten(1).argsort(dim=1), order)

@@ -298,9 +298,7 @@ def test_builtin_metrics_return_what_is_checked(model: Any, inputs: Tensor) -> N
     plain = [
         info.name
         for info in vt.list_metrics()
-        if not info.default.annotation_kinds
-        and not info.default.needs_labels
-        and not info.default.num_reattributions()
+        if not info.default.annotation_kinds and not info.default.needs_labels and not info.default.num_reattributions()
     ]
     assert len(plain) > 20
     table = evaluate(model, inputs, "ixg", plain)

@@ -121,10 +121,10 @@ def counted(kind: str) -> tuple[vt.VisionModel, list[int]]:
 def test_one_path_serves_all_who_take_as_many_steps(value: str) -> None:
     model, ticks = counted("vit")
     context = Context(model, images(model, 2), Target.of(model, 2, 1), on_progress=ticks.append)
-    alike = [vt.get_method(f"{name}(steps=6, value={value})") for name in ("tam", "bt_h", "bt_t")]
+    alike = [vt.get_method(f"{name}(steps=6, output={value})") for name in ("tam", "bt_h", "bt_t")]
     together = compute_attributions(context, alike)
     assert sum(ticks) == 2 * 6
-    compute_attributions(context, [vt.get_method(f"tam(steps=3, value={value})")])
+    compute_attributions(context, [vt.get_method(f"tam(steps=3, output={value})")])
     assert sum(ticks) == 2 * (6 + 2)  # the image itself is known
     for method, found in zip(alike, together, strict=True):
         assert torch.allclose(found.map, method.attribute(model, images(model, 2), target=1), rtol=1e-5, atol=1e-9)

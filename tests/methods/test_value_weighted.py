@@ -186,7 +186,7 @@ def test_writing_shares_out_in_small_pieces_changes_nothing(monkeypatch: pytest.
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
     at_once = vt.get_method("alti").attribute(model, x)
-    monkeypatch.setattr(shares, "_AT_ONCE", 2 * 17 * 24 * 3)
+    monkeypatch.setattr(shares, "_MOST_NUMBERS", 2 * 17 * 24 * 3)
     torch.testing.assert_close(vt.get_method("alti").attribute(model, x), at_once, rtol=0, atol=1e-14)
 
 

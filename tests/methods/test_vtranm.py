@@ -12,7 +12,7 @@ import reference_vit
 import vitreous as vt
 from families import FAMILIES, golden, images, verified
 from vitreous.errors import SpecError
-from vitreous.methods.vtranm import MLPWeights, Update
+from vitreous.methods.block_transitions import MLPWeights, Update
 from vitreous.tracing import Context, Pass, Record, Target, activation_value
 from zoo import EVERY
 

@@ -95,10 +95,7 @@ def refusal(judge: Metric, image_shape: ImageShape) -> str | None:
 
 def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, baselines: int) -> Iterator[Course]:
     """Yield the runs: the first seed with all maps, the others and other substrates without the mixes."""
-    again = {
-        label: judge.num_reattributions(image_shape) > 0
-        for label, judge in judges.items()
-    }
+    again = {label: judge.num_reattributions(image_shape) > 0 for label, judge in judges.items()}
     for made_again in (False, True):
         some = {label: judge for label, judge in judges.items() if again[label] is made_again}
         if some:

@@ -9,25 +9,24 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpecError
-from vitreous.methods.base import Attribution, LayerwiseMethod, Method, resolve_layer
+from vitreous.methods.base import Attribution, LayerwiseMethod, Method
 from vitreous.methods.ops import (
     attention_point,
+    chain_records,
     discard_weakest,
-    downwards,
-    initial_row,
-    pooling_records,
+    mix_residual,
+    mix_residual_by_column,
     positive,
-    push,
     refuse_in_windows,
-    rollout_step_mixed,
+    rollout,
+    rollout_of,
 )
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import AttentionRow, mean_rows
 from vitreous.models import VisionModel
+from vitreous.models.structure import Windows
 from vitreous.registry import check_choice
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_value
-
-__all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientRollout", "LeGrad"]
 
 
 @register_method(
@@ -40,13 +39,27 @@ __all__ = ["AttentionCAM", "AttentionGradient", "Generic", "GradSAM", "GradientR
 )
 @dataclass(frozen=True)
 class Generic(LayerwiseMethod):
-    """Relevance that gathers in every block along positive attention times gradient.
+    r"""Relevance that gathers in every block along positive attention times gradient.
 
-    ``E_l = mean_h (A_l * dA_l)+``, ``R = I``, ``R <- R + E_l R`` upwards; here its one row that matters, downwards:
-    ``r <- r + r E_l``. Clamp first, then average heads; ``clamp=after`` (preset ``bt``, as the Bidirectional
-    Transformers code does) averages first. Attention pooling starts the row with its own ``E``. Layer term (for
-    ``plus``): the row of ``E_l``, which makes ``plus(generic)`` Grad-SAM read at the class token. Inside windows the
-    row passes each block window by window; where patches were merged they share equally what their sum got.
+    .. math:: E^{(l)} = \frac{1}{H} \sum_h \left( A^{(l)}_h \odot \nabla A^{(l)}_h \right)^+, \qquad
+        R \leftarrow R + E^{(l)} R
+
+    from :math:`R = I` upwards; here its one row that matters, downwards: :math:`r \leftarrow r + r E^{(l)}`. Attention
+    pooling starts the row with its own :math:`E`. The map of a layer, for ``plus``, is the row of :math:`E^{(l)}`,
+    which makes ``plus(generic)`` Grad-SAM read at the class token.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    clamp : {"before", "after"}, default "before"
+        Whether entries are clamped before heads are averaged, as in the paper, or after, as in the code of the
+        Bidirectional Transformers (preset ``bt``).
+
+    Notes
+    -----
+    Inside windows the row passes each block window by window; where patches were merged they share equally what their
+    sum got. One forward and one backward.
     """
 
     start: int = 0
@@ -60,22 +73,13 @@ class Generic(LayerwiseMethod):
         return positive if self.clamp == "before" else positive_mean
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [self._matrices(model), *pooling_records(model, self._product)]
+        return chain_records(model, self._product, self.start)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        keep = self._matrices(cache.model)
-        row = initial_row(cache, cache[keep][0], self._product)
-        for layer, matrix in downwards(cache, keep):
-            row = cache.unmerged(row, layer)
-            row = row + push(row, matrix, cache.model.windows(layer))
-        return cache.tokens_to_grid(row, keep.layers[0])
+        return rollout_of(cache, self.records(cache.model))
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
         return [Record(attention_point(model), positive_row, tuple(layers))]
-
-    def _matrices(self, model: VisionModel) -> Record:
-        layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return Record(attention_point(model), self._product, layers)
 
 
 @register_method(
@@ -87,46 +91,58 @@ class Generic(LayerwiseMethod):
 )
 @dataclass(frozen=True)
 class GradientRollout(Method):
-    """Rollout of attention times gradient.
+    r"""Rollout of attention times gradient.
 
-    ``F_l = (mean_h A_l * dA_l)+``, ``r <- r (F_l + I) / rowsum`` from the last block to the first. The preset
-    ``vit_explain`` follows a popular script, whose gradients are those of the scores before the softmax, in the order
-    of the backward pass (the last block's meet the first block's attention), with 90 % of the entries dropped and
-    column j divided by the sum of row j; it then divides by the maximum, which belongs to the picture. Inside windows
-    the row passes each block window by window and merged patches share equally; the script has no meaning there.
+    .. math:: F^{(l)} = \Bigl( \frac{1}{H} \sum_h A^{(l)}_h \odot \nabla A^{(l)}_h \Bigr)^+, \qquad
+        r \leftarrow r \, \frac{F^{(l)} + I}{\mathrm{rowsum}}
+
+    from the last block to the first.
+
+    Parameters
+    ----------
+    discard : float, default 0.0
+        The share of the weakest entries that is dropped first.
+    released : bool, default False
+        Follow a popular script (preset ``vit_explain``, with 90 % dropped): gradients are those of the scores before
+        the softmax, in the order of the backward pass, so that the last block's meet the first block's attention, and
+        column j is divided by the sum of row j. The script then divides by the maximum, which belongs to the picture.
+
+    Notes
+    -----
+    Inside windows the row passes each block window by window and merged patches share equally; the script has no
+    meaning there. One forward and one backward.
     """
 
     discard: float = 0.0
     released: bool = False
 
     def records(self, model: VisionModel) -> list[Record]:
-        layers, point = tuple(range(model.depth)), attention_point(model)
         if self.released:
             refuse_in_windows(model, "the script pairs the first block with the last")
-            return [Record(point, activation_value, layers, grad=False), Record(point, score_gradient, layers)]
+            layers = tuple(range(model.depth))
+            value = Record("attn_weights", activation_value, layers, grad=False)
+            return [value, Record("attn_weights", score_gradient, layers)]
         if self.discard:
             refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        return [Record(point, positive_mean, layers), *pooling_records(model, positive_mean)]
+        return chain_records(model, positive_mean)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        keeps = self.records(cache.model)
-        if self.released:
-            pairs = zip(cache[keeps[0]], reversed(cache[keeps[1]]), strict=True)
-            matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
-            row = cache.model.pooling.row(matrices[0])
-        else:
-            matrices = cache[keeps[0]]
-            row = initial_row(cache, matrices[0], positive_mean)
-        for layer, matrix in reversed(list(enumerate(matrices))):
-            kept = discard_weakest(matrix, self.discard, keep_first=False)
-            normalise = "released" if self.released else "row"
-            row = rollout_step_mixed(cache.unmerged(row, layer), kept, normalise, cache.model.windows(layer))
-        return cache.tokens_to_grid(row)
+        mix = mix_residual_by_column if self.released else mix_residual
+
+        def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+            return mix(row, discard_weakest(matrix, self.discard, keep_first=False), windows)
+
+        records = self.records(cache.model)
+        if not self.released:
+            return rollout_of(cache, records, step)
+        pairs = zip(cache[records[0]], reversed(cache[records[1]]), strict=True)
+        matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
+        return rollout(cache, cache.model.pooling.row(matrices[0]), records[0].layers, matrices, step)
 
 
 def gradient_row(a: Activation) -> Tensor:
     """The row of ``mean_h dA`` that the model reads."""
-    return mean_rows(a.model, lambda slopes: slopes, a.grad).to(a.value.dtype)
+    return mean_rows(a.model, lambda grad: grad, a.grad)
 
 
 def head_weighted(a: Activation) -> Tensor:
@@ -142,9 +158,16 @@ def head_weighted(a: Activation) -> Tensor:
 @register_method("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
 @dataclass(frozen=True)
 class AttentionGradient(AttentionRow):
-    """The gradient of one block's attention, averaged over heads.
+    r"""The gradient of one block's attention, averaged over heads.
 
-    ``mean_h dA_l[CLS, patches]``, signed: how the target would grow if the model looked there more.
+    .. math:: M_j = \frac{1}{H} \sum_h \nabla A^{(l)}_{h, \mathrm{CLS}, j}
+
+    signed: how the target would grow if the model looked there more.
+
+    Parameters
+    ----------
+    layer : int, default -1
+        The block :math:`l`.
     """
 
     layer: int = -1
@@ -154,11 +177,22 @@ class AttentionGradient(AttentionRow):
 @register_method("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
 @dataclass(frozen=True)
 class AttentionCAM(AttentionRow):
-    """Grad-CAM with the heads of one attention map as channels.
+    r"""Grad-CAM with the heads of one attention map as channels.
 
-    ``w_h = mean over patches of dA[h, CLS, patches]``, ``map = mean_h w_h A[h, CLS, patches]``, before any ReLU. Papers
-    that compare with "Grad-CAM" on ViTs often mean this. With attention pooling the last map is the pooling's own.
-    Inside windows each row has a weight of its own, the mean over the places of its window.
+    .. math:: M_j = \frac{1}{H} \sum_h w_h A_{h, \mathrm{CLS}, j}, \qquad
+        w_h = \frac{1}{n} \sum_j \nabla A_{h, \mathrm{CLS}, j}
+
+    over the n patches, before any ReLU. Papers that compare with "Grad-CAM" on ViTs often mean this.
+
+    Parameters
+    ----------
+    layer : int, default -1
+        The block. With attention pooling the last map is the pooling's own.
+
+    Notes
+    -----
+    Inside windows each row has a weight of its own, the mean over the positions of its window. One forward and one
+    backward.
     """
 
     layer: int = -1
@@ -174,12 +208,20 @@ class AttentionCAM(AttentionRow):
 )
 @dataclass(frozen=True)
 class GradSAM(Method):
-    """Attention times its positive gradient, averaged over blocks, heads and one token axis.
+    r"""Attention times its positive gradient, averaged over blocks, heads and one token axis.
 
-    ``mean_l mean_h A_l * (dA_l)+``, then the mean over queries (what a token receives). Third-party codes disagree on
-    the axis: ``reduce=keys`` is the other mean, ``reduce=row`` (preset ``plus``) the row the model reads, which is
-    ``plus(generic)`` divided by the depth. In a hierarchical model every block's term is brought to the first grid,
-    merged patches sharing equally.
+    .. math:: M_j = \frac{1}{L H N} \sum_{l, h, i} A^{(l)}_{hij} \bigl( \nabla A^{(l)}_{hij} \bigr)^+
+
+    Parameters
+    ----------
+    reduce : {"queries", "keys", "row"}, default "queries"
+        The token axis that is averaged, on which third-party codes disagree: queries (what a token receives), keys, or
+        the row the model reads (preset ``plus``), which is ``plus(generic)`` divided by the depth.
+
+    Notes
+    -----
+    In a hierarchical model every block's term is brought to the first grid, merged patches sharing equally. One forward
+    and one backward.
     """
 
     reduce: str = "queries"
@@ -192,8 +234,8 @@ class GradSAM(Method):
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         terms = []
-        for layer, kept in enumerate(cache[self.records(cache.model)[0]]):
-            term = cache.row(kept, layer)
+        for layer, value in enumerate(cache[self.records(cache.model)[0]]):
+            term = cache.row(value, layer)
             for below in reversed(range(layer)):
                 term = cache.unmerged(term, below)
             terms.append(term)
@@ -205,12 +247,23 @@ class GradSAM(Method):
 )
 @dataclass(frozen=True)
 class LeGrad(Method):
-    """The positive gradient of each block's own class score with respect to its attention.
+    r"""The positive gradient of each block's own class score with respect to its attention.
 
-    ``s_l``: the head on the mean of all output tokens of block l. ``G_l = d s_l / d A_l`` inside that block alone;
-    ``map = sum_l mean_h mean_queries (G_l)+``; attention values never enter. ``last`` is how many blocks from the top
-    (0: all, as the paper presents it; the released code uses 2). The release min-maxes once at the end. In a
-    hierarchical model the head can read the tokens of the last stage alone: the sum runs over its blocks, on its grid.
+    .. math:: M_j = \sum_l \frac{1}{H N} \sum_{h, i}
+        \left( \frac{\partial s_l}{\partial A^{(l)}_{hij}} \right)^+
+
+    with :math:`s_l` the head on the mean of all output tokens of block l, differentiated inside that block alone;
+    attention values never enter. Extras: ``layers``, one map per block.
+
+    Parameters
+    ----------
+    last : int, default 0
+        How many blocks from the top; 0 for all, as the paper presents it. The released code uses 2.
+
+    Notes
+    -----
+    The release min-maxes once at the end. In a hierarchical model the head can read the tokens of the last stage alone:
+    the sum runs over its blocks, on its grid. One forward, and one more of each block with its backward.
     """
 
     last: int = 0
@@ -263,11 +316,11 @@ def positive_given(a: Activation) -> Tensor:
 
 def positive_gradient_received(a: Activation) -> Tensor:
     """``mean_h mean_queries (dA)+``."""
-    return _token_mean(a.grad.clamp(min=0).to(a.value.dtype), -2)
+    return _token_mean(a.grad.clamp(min=0), -2)
 
 
 def _token_mean(values: Tensor, axis: int) -> Tensor:
-    """The mean over heads and one token axis; inside windows its sum, which ``whole_row`` makes a mean over all."""
+    """The mean over heads and one token axis; inside windows its sum, of which the cache makes a mean over all."""
     return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
 
 

@@ -1,16 +1,9 @@
-"""What the methods along a path share: the points, the gradient averaged over them, and the rows that are read.
-
-Transition attention maps: attention as a Markov chain, weighed by the integrated gradient of its last step.
-
-Bidirectional attributions: what the tokens perceive, weighed by what the class asks of the last attention.
-
-Iterated integrated attributions: a path of images, and on each of its points a path of attention.
-"""
+"""Methods along a path: attention as a chain, weighed by the gradient of its last step along a path of images."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,36 +11,35 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.ops import (
     attention_point,
-    downwards,
+    chain_records,
     head_mean,
     initial_row,
+    mix_residual,
     pooling_records,
     positive,
-    push,
     read_row,
-    rollout_step_mixed,
+    rollout,
+    row_times,
 )
 from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
 from vitreous.registry import check_at_least, check_choice
-from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, Reduce
-
-__all__ = [
-    "BidirectionalHeads",
-    "BidirectionalTokens",
-    "Feedback",
-    "IIA",
-    "SMALL",
-    "TAM",
-    "head_importance",
-    "points",
-    "push_rows",
-]
+from vitreous.tracing import (
+    VALUES,
+    Activation,
+    ActivationCache,
+    Block,
+    Context,
+    Pass,
+    Record,
+    Reduce,
+    resolve_layer,
+)
 
 SMALL = 1e-30
 """What a sum that is zero is divided by, so that nothing divided by nothing is nothing."""
@@ -56,11 +48,11 @@ SMALL = 1e-30
 class Feedback(Method):
     """``W * R`` at the rows that the head reads: what reaches them, weighed by what the class asks of them.
 
-    ``R`` gathers along one matrix per block, ``r <- r + r M_l`` from the last block down to ``start``, as many rows at
-    once as the head reads: one of a class token, all of them where tokens are averaged, and then the mean over these
-    rows of the product. ``W = mean_h (mean_t dA(t x))+`` is the gradient of the last attention of the model (the
-    pooling's own, where it pools by attention) on the way to the image. The image itself is the last point of the way,
-    so that its pass is shared with other methods; all of one session who take as many steps share the way.
+    ``R`` follows one matrix per block, ``r <- r + r M_l`` from the last block down to ``start``, as many rows at once
+    as the head reads: one of a class token, all of them where tokens are averaged, and then the mean over these rows of
+    the product. ``W = mean_h (mean_t dA(t x))+`` is the gradient of the last attention of the model (the pooling's own,
+    where it pools by attention) on the path to the image. The image itself is the last point of the path, so that its
+    pass is shared with other methods; all of one context who take as many steps share the path.
 
     Inside windows both are as if the matrices between all patches were there: ``R`` has a row for each patch of the
     last grid, which passes each block window by window. Where patches were merged, each gets an equal part of what
@@ -98,22 +90,23 @@ class Feedback(Method):
     def compute(self, context: Context) -> Attribution:
         model = context.model
         cache = self.record(context)
-        matrices = downwards(cache, self._matrices(model))
+        record = self._matrices(model)
+        matrices = list(zip(reversed(record.layers), reversed(cache[record]), strict=True))
         weights = integrated(context, self.steps, self.output)
-        windows = cache.model.windows(model.depth - 1)
+        windows = model.windows(model.depth - 1)
         if windows is not None:
             row = self._in_windows(cache, matrices, weights, windows)
-            return Attribution(cache.tokens_to_grid(row, matrices[-1][0]), {})
-        reached = self.gathered(cache, self._begin(cache, matrices[0][1]), matrices)
+            return Attribution(cache.tokens_to_grid(row, record.layers[0]), {})
+        reached = self.follow(cache, self._first_rows(cache, matrices[0][1]), matrices)
         product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
         row = product[:, 0] if model.pooling.uses_attention else model.pooling.read(product, dim=1)
         return Attribution(cache.tokens_to_grid(row), {})
 
-    def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
-        """Return the rows ``[B, R, N]`` of ``R``, of which these are the beginning, through blocks from the last."""
+    def follow(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+        """Return the rows ``[B, R, N]`` of ``R``: these rows, followed through blocks from the last one."""
         for layer, matrix in matrices:
             rows = unmerged_rows(cache, rows, layer)
-            rows = rows + push_rows(rows, matrix, cache.model.windows(layer))
+            rows = rows + rows_times(rows, matrix, cache.model.windows(layer))
         return rows
 
     def _in_windows(
@@ -125,37 +118,38 @@ class Feedback(Method):
         """
         (last, like), first = matrices[0], matrices[-1][0]
         read = read_row(cache, like, last)
-        same = torch.eye(read.shape[1], dtype=like.dtype, device=like.device)
-        some = windows.patches.shape[1]
+        identity = torch.eye(read.shape[1], dtype=like.dtype, device=like.device)
+        step = windows.patches.shape[1]
         parts = []
-        for start in range(0, len(same), some):
-            rows = same[start : start + some].expand(len(like), -1, -1)
-            asked = push_rows(rows, weights, windows)
+        for start in range(0, len(identity), step):
+            rows = identity[start : start + step].expand(len(like), -1, -1)
+            asked = rows_times(rows, weights, windows)
             for layer in reversed(range(first, last)):
                 asked = unmerged_rows(cache, asked, layer)
-            product = self.gathered(cache, rows, matrices) * asked
-            parts.append(push(read[:, start : start + some], product))
+            product = self.follow(cache, rows, matrices) * asked
+            parts.append(row_times(read[:, start : start + step], product))
         return torch.stack(parts).sum(dim=0)
 
     def _matrices(self, model: VisionModel) -> Record:
         first = self.first(model) if self.start is None else resolve_layer(model, self.start)
         return self.matrices(model, tuple(range(first, model.depth)))
 
-    def _begin(self, cache: ActivationCache, like: Tensor) -> Tensor:
+    def _first_rows(self, cache: ActivationCache, like: Tensor) -> Tensor:
         """The rows of the identity that are read, or the one row of a pooling by attention."""
-        if cache.model.pooling.uses_attention:
-            return initial_row(cache, like, *self.pooled()).unsqueeze(1)
-        same = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
-        return same[rows_read(cache.model)].expand(len(like), -1, -1)
+        pooling = pooling_records(cache.model, *self.pooled())
+        if pooling:
+            return initial_row(cache, like, pooling).unsqueeze(1)
+        identity = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
+        return identity[rows_read(cache.model)].expand(len(like), -1, -1)
 
 
-def push_rows(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+def rows_times(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
     """``r M`` for rows ``[B, R, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
     if windows is None:
         return rows @ matrix
-    places = windows.cut(rows.flatten(0, 1))
-    places = places.view(*rows.shape[:2], *places.shape[1:])
-    moved = (places.transpose(1, 2) @ matrix).transpose(1, 2)
+    cut = windows.cut(rows.flatten(0, 1))
+    cut = cut.view(*rows.shape[:2], *cut.shape[1:])
+    moved = (cut.transpose(1, 2) @ matrix).transpose(1, 2)
     return windows.paste(moved.flatten(0, 1)).view_as(rows)
 
 
@@ -185,44 +179,41 @@ def read_gradient(a: Activation) -> Tensor:
 
 
 def last_gradient(model: VisionModel) -> Record:
-    """What is averaged along the way: the gradient of the last attention of the model."""
+    """What is averaged along the path: the gradient of the last attention of the model."""
     if model.pooling.uses_attention:
         return Record("pool_weights", read_gradient)
     return Record(attention_point(model), read_gradient, (model.depth - 1,))
 
 
 def integrated(context: Context, steps: int, output: str | None) -> Tensor:
-    """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a session.
+    """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a context.
 
     Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
     ``t = 0, 1 / (steps - 1) .. 1``; one step is the image itself. The backward ends in the last block.
     """
     key = (integrated, steps, output)
     if key not in context.memo:
-        context.memo[key] = _integrated(context, steps, output)
+        record = last_gradient(context.model)
+        (total,) = context.run_pass(Pass((record,), output=output))[record]
+        target = context if output is None else context.with_output(output)
+        times = [step / (steps - 1) for step in range(steps - 1)]
+        for points, start, stop in target.batched_copies(scaled_inputs(target, times), len(times)):
+            (gradient,) = points.run_pass(Pass((record,)))[record]
+            total = total + gradient.reshape(-1, stop - start, *gradient.shape[1:]).sum(dim=1)
+        context.memo[key] = (total / steps).clamp(min=0).mean(dim=-3)
     weights: Tensor = context.memo[key]
     return weights
 
 
-def _integrated(context: Context, steps: int, output: str | None) -> Tensor:
-    keep = last_gradient(context.model)
-    (total,) = context.run_pass(Pass((keep,), output=output))[keep]
-    aimed = context if output is None else context.with_output(output)
-    for some, count in points(aimed, [step / (steps - 1) for step in range(steps - 1)]):
-        (gradient,) = aimed.with_inputs(some, repeat=count).run_pass(Pass((keep,)))[keep]
-        total = total + gradient.reshape(-1, count, *gradient.shape[1:]).sum(dim=1)
-    return (total / steps).clamp(min=0).mean(dim=-3)
-
-
-def points(context: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int]]:
-    """Yield ``t x`` for as many times t as go together, and how many these are; points of an image are neighbours."""
+def scaled_inputs(context: Context, times: Sequence[float]) -> Callable[[int, int], Tensor]:
+    """Return what makes ``t x`` for some of these times, ``[B, count, ...]``."""
     inputs = context.inputs
-    first = 0
-    while first < len(way):
-        some = way[first : first + max(1, context.batch // len(inputs))]
-        scale = torch.tensor(some, dtype=inputs.dtype, device=inputs.device).view(-1, *[1] * (inputs.ndim - 1))
-        yield (scale * inputs.unsqueeze(1)).flatten(0, 1), len(some)
-        first += len(some)
+
+    def make(start: int, stop: int) -> Tensor:
+        scale = torch.tensor(times[start:stop], dtype=inputs.dtype, device=inputs.device)
+        return scale.view(-1, *[1] * (inputs.ndim - 1)) * inputs.unsqueeze(1)
+
+    return make
 
 
 @register_method(
@@ -241,23 +232,38 @@ def points(context: Context, way: Sequence[float]) -> Iterator[tuple[Tensor, int
 )
 @dataclass(frozen=True)
 class TAM(Feedback):
-    """Attention as the steps of a chain from the class token, weighed by its integrated gradient.
+    r"""Attention as the steps of a chain from the class token, weighed by its integrated gradient.
 
-    ``s = mean_h A[CLS]`` of the last block, ``s <- s + s mean_h A_l`` down to block ``start``;
-    ``W = mean_h (mean_t dA(t x))+ [CLS]`` of the last block, with ``steps`` points t from 0 to 1, both included;
-    ``map = s * W``. Where patches are averaged, the mean over their rows of that product. A pooling by attention is
-    the last attention: s starts with its own row, W is its gradient. Without ``start`` the chain leaves the first third
-    of the blocks out: it goes down to block 4 of 12, as released. ``steps=1`` is the gradient at the image itself.
-    Cost: ``steps`` forwards, and as many backwards that end in the last block.
+    .. math:: s \leftarrow s + s \bar A^{(l)}, \qquad
+        W = \frac{1}{H} \sum_h \Bigl( \frac{1}{T} \sum_t \nabla A^{(L)}_h(t x) \Bigr)^+_{\mathrm{CLS}}, \qquad
+        M = s \odot W
+
+    with :math:`s = \bar A^{(L)}_{\mathrm{CLS}}` of the last block at first, down to block ``start``, and T points t
+    from 0 to 1, both included. Where patches are averaged, it is the mean over their rows of that product. A pooling by
+    attention is the last attention: s starts with its own row, W is its gradient.
+
+    Parameters
+    ----------
+    start : int, optional
+        The lowest block. Left out, the first third of the blocks is, as released: down to block 4 of 12.
+    steps : int, default 20
+        The number of points; 1 is the gradient at the image itself.
+    output : {"logit", "prob", "logprob"}, optional
+        Which output of the class is differentiated, whatever was asked for.
+    twice : bool, default False
+        Take the last block twice.
+
+    Notes
+    -----
+    The path begins at zero in normalised space, and no difference of attention enters the product. The released scripts
+    of deletion and insertion, and those of TIS (preset ``tis``), go down to block 0; the code of InFlow (``inflow``)
+    also takes the last block twice; InterpretDL (``interpretdl``) differentiates the probability.
 
     Inside windows, which the paper leaves open, attention is that between all patches, zero outside the windows. All
     rows of the last grid are read; where patches were merged, each gets an equal part of s, and of W. The map lies on
     the grid of block ``start``.
 
-    The path begins at zero in normalised space, and no difference of attention enters the product. The released scripts
-    of deletion and insertion, and those of TIS (preset ``tis``), go down to block 0; the code of InFlow (``inflow``)
-    also takes the last block twice (``twice``); InterpretDL (``interpretdl``) differentiates the probability, whatever
-    value was asked for (``value``).
+    ``steps`` forwards, and as many backwards that end in the last block.
     """
 
     start: int | None = None
@@ -279,12 +285,12 @@ class TAM(Feedback):
     def pooled(self) -> tuple[Reduce, bool]:
         return head_mean, False
 
-    def gathered(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
+    def follow(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         if cache.model.pooling.uses_attention:
-            return super().gathered(cache, rows, matrices)
+            return super().follow(cache, rows, matrices)
         last, matrix = matrices[0]
-        rows = push_rows(rows, matrix, cache.model.windows(last))
-        return super().gathered(cache, rows, matrices if self.twice else matrices[1:])
+        rows = rows_times(rows, matrix, cache.model.windows(last))
+        return super().follow(cache, rows, matrices if self.twice else matrices[1:])
 
 
 def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
@@ -324,21 +330,36 @@ def by_tokens(block: Block) -> Tensor:
 )
 @dataclass(frozen=True)
 class BidirectionalHeads(Feedback):
-    """Attention gathered through the blocks, heads weighed by their gradient, times the integrated gradient.
+    r"""Attention gathered through the blocks, heads weighed by their gradient, times the integrated gradient.
 
-    Perception: ``C_l = sum_h I_h A_l,h`` with ``I_h`` the mean of ``|A_h^T dA_h|``, divided by its sum over the heads
-    of that image (a block without any gradient gives zero); ``R = I``, ``R <- R + C_l R`` upwards from block ``start``.
-    Feedback: ``W = mean_h (mean_t dA(t x))+`` of the last block, as in ``tam``. ``map = (W * R)[CLS]``, by the rows of
-    R that are read; the mean over rows where patches are averaged. A pooling by attention is the last attention: its
-    own C is the first row, W its gradient. Without ``start`` the first quarter of the blocks is left out: blocks 3 to
-    11 of 12, as released. Cost: ``steps`` forwards and backwards, all but one of these end in the last block.
+    .. math:: C^{(l)} = \sum_h I_h A^{(l)}_h, \quad
+        I_h \propto \frac{1}{N^2} \sum_{ij} \bigl| (A_h^T \nabla A_h)_{ij} \bigr|, \quad
+        R \leftarrow R + C^{(l)} R, \quad M = (W \odot R)_{\mathrm{CLS}}
 
-    Inside windows, which the paper leaves open, A and dA are those between all patches, zero outside the windows. All
-    rows of the last grid are read; where patches were merged, each gets an equal part of R, and of the columns of W.
-    The map lies on the grid of block ``start``.
+    from :math:`R = I` upwards from block ``start``; :math:`I_h` sums to 1 over the heads of an image (a block without
+    any gradient gives zero), and W is the integrated gradient of the last block, as in ``tam``. It is the mean over the
+    rows that are read where patches are averaged. A pooling by attention is the last attention: its own C is the first
+    row, W its gradient.
 
+    Parameters
+    ----------
+    start : int, optional
+        The lowest block. Left out, the first quarter of the blocks is, as released: blocks 3 to 11 of 12.
+    steps : int, default 20
+        The number of points of the path.
+    output : {"logit", "prob", "logprob"}, optional
+        Which output of the class is differentiated, whatever was asked for.
+
+    Notes
+    -----
     TIS compares with all blocks (preset ``tis``), InterpretDL differentiates the probability (``interpretdl``). The
-    release divides ``I_h`` by a sum over the whole batch, and is right for one image at a time only.
+    release divides :math:`I_h` by a sum over the whole batch, and is right for one image at a time only.
+
+    Inside windows, which the paper leaves open, A and its gradient are those between all patches, zero outside the
+    windows. All rows of the last grid are read; where patches were merged, each gets an equal part of R, and of the
+    columns of W. The map lies on the grid of block ``start``.
+
+    ``steps`` forwards and backwards, all but one of which end in the last block.
     """
 
     start: int | None = None
@@ -366,17 +387,29 @@ class BidirectionalHeads(Feedback):
 )
 @dataclass(frozen=True)
 class BidirectionalTokens(Feedback):
-    """Attention gathered through the blocks, tokens weighed by how much is moved, times the integrated gradient.
+    r"""Attention gathered through the blocks, tokens weighed by how much is moved, times the integrated gradient.
 
-    ``C_l = mean_h A_l diag m_l`` with ``m[j] = ||P v[j]|| / ||x[j]||``: v the values of all heads with their bias, P
-    the output projection without its bias (LayerScale included, and a norm in front of it), x the input of the block.
-    The rest is ``bt_h``: ``R <- R + C_l R`` upwards from block ``start``, ``map = (W * R)[CLS]``. A pooling by
-    attention starts with the mean of its heads, since it moves no token of a stream. Without ``start`` the first half
-    of the blocks is left out: blocks 6 to 11 of 12, as in the evaluation script. Cost: ``steps`` forwards, and as many
-    backwards that end in the last block.
+    .. math:: C^{(l)} = \bar A^{(l)} \operatorname{diag} m^{(l)}, \qquad
+        m_j = \frac{\lVert P v_j \rVert}{\lVert x_j \rVert}, \qquad
+        R \leftarrow R + C^{(l)} R, \qquad M = (W \odot R)_{\mathrm{CLS}}
 
-    The released function begins at block 5 (preset ``released``), TIS at block 0 (``tis``), InterpretDL at block 3
-    with the probability (``interpretdl``).
+    with v the values of all heads and their bias, P the output projection without its bias (LayerScale included, and a
+    norm in front of it), and x the input of the block. The rest is ``bt_h``. A pooling by attention starts with the
+    mean of its heads, since it moves no token of a stream.
+
+    Parameters
+    ----------
+    start : int, optional
+        The lowest block. Left out, the first half of the blocks is: 6 to 11 of 12, as in the evaluation script.
+    steps : int, default 20
+        The number of points of the path.
+    output : {"logit", "prob", "logprob"}, optional
+        Which output of the class is differentiated, whatever was asked for.
+
+    Notes
+    -----
+    The released function begins at block 5 (preset ``released``), TIS at block 0 (``tis``), InterpretDL at block 3 with
+    the probability (``interpretdl``). ``steps`` forwards, and as many backwards that end in the last block.
     """
 
     start: int | None = None
@@ -406,17 +439,25 @@ class Scaled:
 @register_method("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
 @dataclass(frozen=True)
 class IIA(Method):
-    """Rollout of attention times gradient, averaged over a path of images and one of attention.
+    r"""Rollout of attention times gradient, averaged over a path of images and one of attention.
 
-    For t and u in ``0, 1 / steps .. 1``: the image ``t x`` with u times its own attention in the last block, as a
-    constant. ``S_l = mean_h (A_l * dA_l)+`` is averaged over these ``(steps + 1)^2`` runs, where the last block counts
-    with its scaled attention; ``r <- r (S_l + I) / rowsum`` from the last block to the first. The path of attention is
+    .. math:: S^{(l)} = \frac{1}{(T + 1)^2} \sum_{t, u} \frac{1}{H} \sum_h
+        \bigl( A^{(l)}_h \odot \nabla A^{(l)}_h \bigr)^+, \qquad r \leftarrow r \, \frac{S^{(l)} + I}{\mathrm{rowsum}}
+
+    for t and u in 0, 1 / T .. 1: the image :math:`t x` with u times its own attention in the last block, as a constant,
+    where the last block counts with its scaled attention; from the last block to the first. The path of attention is
     that of the last block also where attention pools; the pooling's own S, averaged in the same way, starts the row.
-    Inside windows the row passes each block window by window, and merged patches share equally what their sum got.
-    Cost: as many forwards and backwards as runs; sums are kept, never all runs.
 
+    Parameters
+    ----------
+    steps : int, default 5
+        The number of steps T of both paths.
+
+    Notes
+    -----
     As released, with t and u in float32; the paper iterates over more layers, and multiplies gradients by the
-    differences along the path.
+    differences along the path. Inside windows the row passes each block window by window, and merged patches share
+    equally what their sum got. :math:`(T + 1)^2` forwards and backwards; sums are kept, never all runs.
     """
 
     steps: int = 5
@@ -431,19 +472,16 @@ class IIA(Method):
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
-        way = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
-        matrices = Record(attention_point(model), positive, tuple(range(model.depth)))
-        records = (matrices, *pooling_records(model, positive))
+        times = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
+        records = chain_records(model, positive)
+        layers = records[0].layers
         sums: list[Tensor] = []
-        for some, count in points(context, way):
-            fork = context.with_inputs(some, repeat=count)
-            for time in way:
-                cache = fork.run_pass(Pass(records, patches=((model.depth - 1, Scaled(time)),)))
-                found = cache[matrices]
-                found = [initial_row(cache, found[0], positive), *found]
-                found = [each.reshape(-1, count, *each.shape[1:]).sum(dim=1) for each in found]
-                sums = [total.add_(each) for total, each in zip(sums, found, strict=True)] if sums else found
-        row, *means = (total / len(way) ** 2 for total in sums)
-        for layer, matrix in reversed(list(enumerate(means))):
-            row = rollout_step_mixed(cache.unmerged(row, layer), matrix, windows=cache.model.windows(layer))
-        return Attribution(cache.tokens_to_grid(row), {})
+        for points, start, stop in context.batched_copies(scaled_inputs(context, times), len(times)):
+            for time in times:
+                cache = points.run_pass(Pass(tuple(records), patches=((model.depth - 1, Scaled(time)),)))
+                matrices = cache[records[0]]
+                terms = [initial_row(cache, matrices[0], records[1:]), *matrices]
+                terms = [term.reshape(-1, stop - start, *term.shape[1:]).sum(dim=1) for term in terms]
+                sums = [total.add_(term) for total, term in zip(sums, terms, strict=True)] if sums else terms
+        row, *means = (total / len(times) ** 2 for total in sums)
+        return Attribution(rollout(cache, row, layers, means, mix_residual), {})

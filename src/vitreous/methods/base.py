@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
+from vitreous.methods.ops import resize_map
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
 from vitreous.registry import check_choice, format_value
@@ -35,7 +35,6 @@ __all__ = [
     "check_maps",
     "prepare",
     "refuse_unfit",
-    "resized",
     "resolve_layer",
     "to_grid",
 ]
@@ -360,8 +359,8 @@ def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) 
     check_choice("grid", grid, ("token", "pixel"))
     size = tuple(inputs.shape[-2:])
     if grid == "token":
-        return resized(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
-    return resized(maps, size)
+        return resize_map(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
+    return resize_map(maps, size)
 
 
 def computed(context: Context, method: Method) -> Attribution:
@@ -404,31 +403,6 @@ def check_maps(name: str, maps: Any, batch: int) -> None:
 
 def _shape_text(value: Any) -> str:
     return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-def resized(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Bring maps ``[B, h, w]`` to another size: finer ones are summed over the area of a cell, coarser ones enlarged.
-
-    A value that lies across a border of cells gives each its part, so the sum over the map stays.
-    """
-    given = tuple(maps.shape[-2:])
-    if given == tuple(size):
-        return maps
-    if given[0] >= size[0] and given[1] >= size[1]:
-        if given[0] % size[0] == given[1] % size[1] == 0:
-            cells = (size[0], given[0] // size[0], size[1], given[1] // size[1])
-            return maps.reshape(-1, *cells).sum(dim=(2, 4))
-        down, across = (_parts(fine, coarse).to(maps) for fine, coarse in zip(given, size, strict=True))
-        return down @ maps @ across.T
-    return F.interpolate(maps[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
-
-
-def _parts(fine: int, coarse: int) -> Tensor:
-    """Return how much of each of ``fine`` values lies in each of ``coarse`` cells, ``[coarse, fine]``."""
-    edges = torch.arange(coarse + 1, dtype=torch.float64) * (fine / coarse)
-    values = torch.arange(fine, dtype=torch.float64)
-    overlap = torch.minimum(edges[1:, None], values + 1) - torch.maximum(edges[:-1, None], values)
-    return overlap.clamp(min=0)
 
 
 def _methods(given: Any) -> tuple[Method, ...]:

@@ -18,10 +18,9 @@ from vitreous.methods.base import (
     check_maps,
     checked_attribution,
     prepare,
-    resized,
     resolve_layer,
 )  # fmt: skip
-from vitreous.methods.ops import HalfMeans, divide, mean_ranks, mean_size
+from vitreous.methods.ops import HalfMeans, divide, mean_ranks, mean_size, resize_map
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import VisionModel
@@ -96,7 +95,7 @@ class LayerSum(BaseWrapper):
         else:
             maps = self._subnetwork_maps(context, layers)
         finest = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=math.prod)
-        stacked = torch.stack([resized(layer_map, finest) for layer_map in maps], dim=1)
+        stacked = torch.stack([resize_map(layer_map, finest) for layer_map in maps], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
         return stacked

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError
-from vitreous.methods.base import Attribution, Method, computed, prepare, resized, resolve_layer
+from vitreous.methods.base import Attribution, Method, computed, prepare, resolve_layer
 from vitreous.methods.combinators import LayerSum
-from vitreous.methods.ops import divide, match_values, mean_ranks, mean_size
+from vitreous.methods.ops import divide, match_values, mean_ranks, mean_size, resize_map
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
@@ -115,7 +115,7 @@ class Consensus(Method):
         prepare(context, self.bases)
         grid = context.model.grid(context.inputs)
         base_maps = [_refuse_not_finite(upcast(computed(context, base).map), base, self) for base in self.bases]
-        maps = torch.stack([resized(base_map, grid) for base_map in base_maps], dim=1)
+        maps = torch.stack([resize_map(base_map, grid) for base_map in base_maps], dim=1)
         ranks = mean_ranks(maps)
         terms = divide(maps, _SIZES[self.combine](maps)) if self.combine in _SIZES else ranks
         total = (terms * maps.new_tensor(self._normalised_weights()).view(-1, 1, 1)).sum(dim=1)
@@ -199,7 +199,7 @@ class AgreementWeighted(LayerSum):
 
     def compute(self, context: Context) -> Attribution:
         terms = _refuse_not_finite(upcast(self.layer_maps(context)), self.base, self)
-        other = resized(upcast(computed(context, self.by).map), terms.shape[-2:])
+        other = resize_map(upcast(computed(context, self.by).map), terms.shape[-2:])
         weights = agreement(terms, _refuse_not_finite(other, self.by, self), self.power)
         shares = divide(weights, terms.abs().mean(dim=(2, 3)))
         return Attribution((terms * shares[:, :, None, None]).sum(dim=1), {"layers": terms, "weights": weights})

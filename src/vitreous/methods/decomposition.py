@@ -1,7 +1,4 @@
-"""Decomposition: how much of the target each token carries when the network's gates are held still.
-
-Input times gradient, and the same for every bias of the network.
-"""
+"""Decomposition: how much of the target each token carries, and how much every bias of the network."""
 
 from __future__ import annotations
 
@@ -41,18 +38,29 @@ __all__ = [
 )
 @dataclass(frozen=True)
 class DecompX(LayerwiseMethod):
-    """The share of each token in the target, propagated through the network, without biases.
+    r"""The share of each token in the target, propagated through the network, without biases.
 
-    DecompX carries a vector ``T[i, j]`` (the share of source j in token i) through every part: attention weights,
-    LayerNorm deviation and activation gate are constants, so each part is affine in its input. Hence the share of
-    source j is input times gradient in that frozen network, ``sum_d x_l[j, d] * G_l[j, d]``: one backward gives all
-    start layers, where the published code propagates N x (N + 1) x D numbers once per start layer. All tokens together
-    plus the share of the biases are the target. The published quotient gate is 0 where a pre-activation is exactly 0;
-    here it is Phi(0) = 1/2.
+    .. math:: M_j = \sum_d x^{(l)}_{jd} \, \frac{\partial \tilde s}{\partial x^{(l)}_{jd}}
 
-    ``bias=token`` collects all biases as one more source: the map is the same, their share is the extra ``bias``.
-    ``bias=absdot`` spreads every bias b over the sources by ``|<T[i, j], b>|``, as the original for language models
-    does; that is not linear, so shares are written out: about N forwards per image. The tokens alone are the target.
+    with :math:`\tilde s` the target of the network whose attention weights, LayerNorm deviations and activation gates
+    are constants. DecompX carries a vector :math:`T_{ij}` (the share of source j in token i) through every part; each
+    part is affine in its input, hence the share of source j is input times gradient in that network: one backward gives
+    all start layers, where the published code propagates N x (N + 1) x D numbers once per start layer. All tokens
+    together plus the share of the biases are the target.
+
+    Parameters
+    ----------
+    layer : int, default 0
+        The block whose input the shares start from.
+    bias : {"none", "token", "absdot"}, default "none"
+        ``"token"`` collects all biases as one more source: the map is the same, their share is the extra ``bias``.
+        ``"absdot"`` spreads every bias b over the sources by :math:`|\langle T_{ij}, b \rangle|`, as the original for
+        language models does; that is not linear, so shares are written out. The tokens alone are the target.
+
+    Notes
+    -----
+    The published quotient gate is 0 where a pre-activation is exactly 0; here it is Phi(0) = 1/2. One forward and one
+    backward; about N forwards per image with ``bias="absdot"``.
     """
 
     layer: int = 0
@@ -89,14 +97,14 @@ class DecompX(LayerwiseMethod):
         cache = self.record(context)
         logits = upcast(cache.logits)
         slope = context.target.gradient(logits)  # the target, linear in the logits
-        (kept,) = cache[self.records(context.model)[0]]
+        (values,) = cache[self.records(context.model)[0]]
         if self.bias == "token":
-            bias = (slope * logits).sum(dim=1) - kept.sum(dim=1)
+            bias = (slope * logits).sum(dim=1) - values.sum(dim=1)
             return Attribution(self.attribution(cache), {"bias": bias})
         layer = resolve_layer(context.model, self.layer)
         shares: list[Tensor] = []
-        for tokens, each in zip(kept, slope, strict=True):
-            shares.append(upcast(explicit_contributions(context.model, tokens, layer, context.memory_gb)) @ each)
+        for tokens, weights in zip(values, slope, strict=True):
+            shares.append(upcast(explicit_contributions(context.model, tokens, layer, context.memory_gb)) @ weights)
             if context.on_progress is not None:
                 context.on_progress(1)
         return Attribution(cache.tokens_to_grid(torch.stack(shares), layer), {})
@@ -139,13 +147,25 @@ class BiasTerms(LayerwiseMethod):
 @register_method("fullgrad", family="decomposition", papers=("srinivas2019full",), models="ViT")
 @dataclass(frozen=True)
 class FullGrad(BiasTerms):
-    """Input times gradient of the tokens, and of every bias behind them.
+    r"""Input times gradient of the tokens, and of every bias behind them.
 
-    ``sum_d x_l[j, d] G_l[j, d] + sum_b sum_d b_d d s / d out_b[j, d]`` over the biases b of linear layers and
-    LayerNorms in blocks l and later, each at the token it is added to; those of the head belong to no patch. The input
-    is what enters block 0: patch embedding with its bias, class token and positions. The original is for convolutions,
-    where biases complete the score; GELU and attention break that sum here. ``absolute`` takes absolute values before
-    summing over the width, as the original does. Layer term: the same from each block.
+    .. math:: M_j = \sum_d x^{(l)}_{jd} \frac{\partial s}{\partial x^{(l)}_{jd}}
+        + \sum_b \sum_d b_d \frac{\partial s}{\partial \mathrm{out}^b_{jd}}
+
+    over the biases b of linear layers and LayerNorms in blocks l and later, each at the token it is added to; those of
+    the head belong to no patch. The map of a layer, for ``plus``, is the same from that block on.
+
+    Parameters
+    ----------
+    layer : int, default 0
+        The block. What enters block 0 is the patch embedding with its bias, class token and positions.
+    absolute : bool, default False
+        Take absolute values before summing over the width, as the original does.
+
+    Notes
+    -----
+    The original is for convolutions, where biases complete the score; GELU and attention break that sum here. One
+    forward and one backward.
     """
 
     layer: int = 0
@@ -161,12 +181,26 @@ class FullGrad(BiasTerms):
 )
 @dataclass(frozen=True)
 class FullGradPlus(BiasTerms):
-    """Input times gradient summed over blocks, and every bias of those blocks once.
+    r"""Input times gradient summed over blocks, and every bias of those blocks once.
 
-    ``sum_{l >= start} (x_l G_l + sum over the biases of block l)``: FullGrad composed with PLUS would count the biases
-    of a late block once for every earlier start. As a layer term a bias belongs to its own block (those of the last
-    norm to the last), so that ``plus(fullgrad_plus)`` is this and ``skipplus(fullgrad_plus)`` its upper half. The
-    biases of the embedding are part of x_0, and not counted again.
+    .. math:: M_j = \sum_{l \ge \mathrm{start}} \Bigl( \sum_d x^{(l)}_{jd} \frac{\partial s}{\partial x^{(l)}_{jd}}
+        + \sum_{b \in l} \sum_d b_d \frac{\partial s}{\partial \mathrm{out}^b_{jd}} \Bigr)
+
+    FullGrad composed with PLUS would count the biases of a late block once for every earlier start. In the map of a
+    layer a bias belongs to its own block (those of the last norm to the last), so that ``plus(fullgrad_plus)`` is this
+    and ``skipplus(fullgrad_plus)`` its upper half. The biases of the embedding are part of the first input, and not
+    counted again.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    absolute : bool, default False
+        Take absolute values before summing over the width.
+
+    Notes
+    -----
+    One forward and one backward.
     """
 
     start: int = 0

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.methods.base import Attribution, Method, resized
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.cam import FeatureMap
 from vitreous.methods.masking import TOKENS, logits_of_inputs, mask_inputs, score_copies, score_rows
+from vitreous.methods.ops import resize_map
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
@@ -150,7 +151,7 @@ class ViTCX(FeatureMap):
         rows = F.one_hot(masks.images, batch).to(masks.values).T  # [B, R]: which masks an image has
         flat, grid = masks.values.flatten(1), masks.values.shape[1:]
         total, cover = (
-            resized(((rows * weight) @ flat).view(-1, *grid), size) for weight in (effect, torch.ones_like(effect))
+            resize_map(((rows * weight) @ flat).view(-1, *grid), size) for weight in (effect, torch.ones_like(effect))
         )
         reached = cover > 1e-6
         maps = torch.where(reached, total / torch.where(reached, cover, 1), 0) / count.clamp(min=1).view(-1, 1, 1)
@@ -198,7 +199,7 @@ class ViTCX(FeatureMap):
         pairs = slice(start // 2, (stop + 1) // 2)
         images = masks.images[pairs]
         inputs = upcast(context.inputs[images])
-        mask = resized(masks.values[pairs].to(inputs), _masked_size(context)).clamp(0, 1)
+        mask = resize_map(masks.values[pairs].to(inputs), _masked_size(context)).clamp(0, 1)
         normal = draws.select(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:]).to(inputs)
         complement = 1 - mask_inputs(context.model, torch.ones_like(inputs), mask)
         noise = self.noise * normal * complement

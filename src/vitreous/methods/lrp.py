@@ -1,7 +1,4 @@
-"""Layer-wise relevance propagation with the rules of Chefer et al.: relevance of attention, or down to the pixels.
-
-Relevance propagation as input times a modified gradient: conservative LRP and AttnLRP.
-"""
+"""Layer-wise relevance propagation: relevance of attention, of tokens or of pixels, by rules or as a gradient."""
 
 from __future__ import annotations
 
@@ -11,26 +8,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import times_gradient
-from vitreous.methods.ops import attention_point, dot, initial_row, pad_prefix, pooling_records, push
+from vitreous.methods.ops import (
+    attention_point,
+    chain_records,
+    dot,
+    initial_row,
+    pad_prefix,
+    pooling_records,
+    rollout,
+    rollout_of,
+)
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_rows
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
-from vitreous.tracing import Activation, ActivationCache, Composite, Context, Pass, Record, activation_grad, upcast
+from vitreous.tracing import (
+    Activation,
+    ActivationCache,
+    Composite,
+    Context,
+    Pass,
+    Record,
+    activation_grad,
+    resolve_layer,
+    upcast,
+)
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed
 from vitreous.tracing.rules.gradient import ATTNLRP, conservative
-
-__all__ = [
-    "AttnLRP",
-    "ConservativeLRP",
-    "FullLRP",
-    "LRP",
-    "LRPRollout",
-    "PartialLRP",
-    "TransAtt",
-]
 
 RULES: dict[str, Composite] = {"ours": OURS, "original": ORIGINAL}
 
@@ -42,15 +48,7 @@ def relevant(a: Activation) -> Tensor:
 
 def relevant_row(a: Activation) -> Tensor:
     """The row of ``mean_h (R_A)+`` that the model reads."""
-    return mean_rows(a.model, lambda part: part.clamp(min=0), a.grad)
-
-
-def gathered(cache: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor]) -> Tensor:
-    """Return ``r <- r + r M_l`` from the last of these layers to the first, on the first layer's grid."""
-    for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
-        row = cache.unmerged(row, layer)
-        row = row + push(row, matrix, cache.model.windows(layer))
-    return cache.tokens_to_grid(row, layers[0]).to(upcast(cache.logits))
+    return mean_rows(a.model, lambda relevance: relevance.clamp(min=0), a.grad)
 
 
 @register_method(
@@ -65,14 +63,25 @@ def gathered(cache: ActivationCache, row: Tensor, layers: Sequence[int], matrice
 )
 @dataclass(frozen=True)
 class TransAtt(Method):
-    """The relevance of attention times its gradient, gathered along the blocks.
+    r"""The relevance of attention times its gradient, gathered along the blocks.
 
-    ``E_l = mean_h (dA_l * R_A,l)+`` with ``R_A`` the relevance of the attention weights (rules of Chefer et al.,
-    ``rules=ours`` or ``original``), ``C = (I + E_last) ... (I + E_start)``; here its one row, ``r <- r + r E_l``. Rows
-    are not normalised, in the paper as in the code. ``start``: the authors' notebooks, InFlow and TIS have 0, their
-    evaluation scripts and IIA 1 (preset ``eval``). The walk runs in float64 whatever the model's dtype; the release, in
-    float32, drifts far from its own float64 result on real weights. One forward and backward for the gradient, one
-    forward and a walk for the relevance.
+    .. math:: E^{(l)} = \frac{1}{H} \sum_h \left( \nabla A^{(l)}_h \odot R_{A^{(l)}_h} \right)^+, \qquad
+        C = (I + E^{(L - 1)}) \cdots (I + E^{(\mathrm{start})})
+
+    with :math:`R_A` the relevance of the attention weights; here its one row, :math:`r \leftarrow r + r E^{(l)}`. Rows
+    are not normalised, in the paper as in the code.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block. The authors' notebooks, InFlow and TIS have 0, their evaluation scripts and IIA 1 (``eval``).
+    rules : {"ours", "original"}, default "ours"
+        Which rules of Chefer et al. relevance follows.
+
+    Notes
+    -----
+    The walk runs in float64 whatever the model's dtype; the release, in float32, drifts far from its own float64 result
+    on real weights. One forward and backward for the gradient, one forward and a walk for the relevance.
     """
 
     start: int = 0
@@ -90,22 +99,20 @@ class TransAtt(Method):
         return Attribution(torch.cat(parts), {})
 
     def _part(self, context: Context) -> Tensor:
-        model = context.model
-        layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        records = (Record(attention_point(model), activation_grad, layers), *pooling_records(model, activation_grad))
+        records = tuple(chain_records(context.model, activation_grad, self.start))
         gradients = context.run_pass(Pass(records))
         relevances = context.run_pass(Pass(records, RULES[self.rules]))
 
-        def terms(record: Record) -> list[Tensor]:
+        def products(record: Record) -> list[Tensor]:
             pairs = zip(gradients[record], relevances[record], strict=True)
             return [(gradient.double() * relevance).clamp_(min=0).mean(dim=-3) for gradient, relevance in pairs]
 
-        matrices = terms(records[0])
-        if model.pooling.uses_attention:
-            row = pad_prefix(terms(records[1])[0].flatten(1), matrices[0].shape[1])
+        matrices, *pooled = map(products, records)
+        if pooled:
+            row = pad_prefix(pooled[0][0].flatten(1), matrices[0].shape[1])
         else:
-            row = initial_row(gradients, matrices[0], activation_grad)
-        return gathered(gradients, row, layers, matrices)
+            row = initial_row(gradients, matrices[0])
+        return rollout(gradients, row, records[0].layers, matrices).to(upcast(gradients.logits))
 
 
 class CheferRelevance(Method):
@@ -134,10 +141,23 @@ class CheferRelevance(Method):
 )
 @dataclass(frozen=True)
 class PartialLRP(CheferRelevance):
-    """The relevance of one block's attention.
+    r"""The relevance of one block's attention.
 
-    ``mean_h (R_A)+`` at the row that is read, relevance walked from the class down to the last block (``layer``) with
-    the ``original`` rules of Chefer's code; the Bidirectional Transformers code has the same with ``ours``.
+    .. math:: M_j = \frac{1}{H} \sum_h \bigl( R_{A^{(l)}_h} \bigr)^+_{\mathrm{CLS}, j}
+
+    relevance walked from the class down to the block.
+
+    Parameters
+    ----------
+    layer : int, default -1
+        The block.
+    rules : {"original", "ours"}, default "original"
+        Which rules of Chefer et al. relevance follows; the code of the Bidirectional Transformers has ``"ours"``
+        (preset ``bt``).
+
+    Notes
+    -----
+    One forward and a walk in float64.
     """
 
     layer: int = -1
@@ -158,22 +178,32 @@ class PartialLRP(CheferRelevance):
 )
 @dataclass(frozen=True)
 class LRPRollout(CheferRelevance):
-    """The relevance of attention, multiplied through the blocks.
+    r"""The relevance of attention, multiplied through the blocks.
 
-    ``r <- r (mean_h (R_A,l)+ + I)`` from the last block to ``start``, without normalisation.
+    .. math:: r \leftarrow r \Bigl( \frac{1}{H} \sum_h \bigl( R_{A^{(l)}_h} \bigr)^+ + I \Bigr)
+
+    from the last block down, without normalisation.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    rules : {"ours", "original"}, default "ours"
+        Which rules of Chefer et al. relevance follows.
+
+    Notes
+    -----
+    One forward and a walk in float64.
     """
 
     start: int = 0
     rules: str = "ours"
 
     def records(self, model: VisionModel) -> list[Record]:
-        layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return [Record(attention_point(model), relevant, layers), *pooling_records(model, relevant)]
+        return chain_records(model, relevant, self.start)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        record = self.records(cache.model)[0]
-        row = initial_row(cache, cache[record][0], relevant)
-        return gathered(cache, row, record.layers, cache[record])
+        return rollout_of(cache, self.records(cache.model)).to(upcast(cache.logits))
 
 
 def summed(a: Activation) -> Tensor:
@@ -190,11 +220,22 @@ def summed(a: Activation) -> Tensor:
 )
 @dataclass(frozen=True)
 class FullLRP(CheferRelevance):
-    """Relevance down to the pixels.
+    r"""Relevance down to the pixels.
 
-    The ``original`` rules of Chefer's code through all blocks, then a box rule at the patch embedding, summed over
-    channels. They do not conserve relevance: each sign group of a linear layer gets all of it. Values grow by orders of
-    magnitude from block to block; the release in float32 is noise on real weights.
+    .. math:: M_{uv} = \sum_c R_{cuv}
+
+    by the rules of Chefer et al. through all blocks, then a box rule at the patch embedding.
+
+    Parameters
+    ----------
+    rules : {"original", "ours"}, default "original"
+        Which rules relevance follows. The original ones do not conserve it: each sign group of a linear layer gets all
+        of it.
+
+    Notes
+    -----
+    Values grow by orders of magnitude from block to block; the release in float32 is noise on real weights. One forward
+    and a walk in float64.
     """
 
     rules: str = "original"
@@ -213,27 +254,39 @@ class FullLRP(CheferRelevance):
 )
 @dataclass(frozen=True)
 class LRP(Method):
-    """Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.
+    r"""Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.
 
-    ``rules`` is a text ``"place=rule, place=rule:size"``. Places are ``linear``, ``conv`` (as ``linear``, unless told),
-    ``patch`` (the patch embedding; the first layer of a convolutional network), ``norm``, ``batchnorm``,
-    ``activation``, ``attention`` and ``residual``. Layers: ``epsilon``, ``gamma:0.25``, ``zplus``, ``alphabeta:2``
-    (alpha; beta is one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or ``epsilon``, linear
-    with their deviation held. Attention: ``epsilon``, weights held, all to the values, or ``uniform``, half to the
-    weights and through them to queries and keys. Residual sums: ``epsilon``, shares by value, or ``uniform``.
+    .. math:: R_i = \sum_j \frac{x_i \rho(W)_{ji}}{\sum_k x_k \rho(W)_{jk}} R_j
 
-    On a convolutional network a batch norm is folded into the layer before it, for the walk only; one that follows no
-    layer has the rule ``batchnorm``, and lets relevance pass by default. The largest number of a pooling window gets
-    all, a mean shares by value. A text may begin with a composite, and a preset of the same name goes down to the
-    pixels: ``epsilon_plus`` (linear layers epsilon, convolutions z-plus), ``epsilon_plus_flat`` (and the first layer
-    flat), ``epsilon_alpha2_beta1``, ``epsilon_alpha2_beta1_flat``.
+    with one :math:`\rho` per kind of operation. The walk starts with the logit of the class (of any score: each logit
+    times its slope), and is summed over the width of a token, or the channels of a pixel. Biases keep their shares: the
+    sum is the logit only where they are zero.
 
-    Left out: ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity, attention=epsilon,
+    Parameters
+    ----------
+    rules : str, default ""
+        ``"place=rule, place=rule:size"``. Places are ``linear``, ``conv`` (as ``linear``, unless given), ``patch`` (the
+        patch embedding; the first layer of a convolutional network), ``norm``, ``batchnorm``, ``activation``,
+        ``attention`` and ``residual``. Layers: ``epsilon``, ``gamma:0.25``, ``zplus``, ``alphabeta:2`` (alpha; beta is
+        one less), ``flat``, ``wsquare``, patches also ``zbox``. Norms: ``identity``, or ``epsilon``, linear with their
+        deviation held. Attention: ``epsilon``, weights held, all to the values, or ``uniform``, half to the weights and
+        through them to queries and keys. Residual sums: ``epsilon``, shares by value, or ``uniform``. A text may begin
+        with a composite: ``epsilon_plus`` (linear layers epsilon, convolutions z-plus), ``epsilon_plus_flat`` (and the
+        first layer flat), ``epsilon_alpha2_beta1``, ``epsilon_alpha2_beta1_flat``. Presets of these names go down to
+        the pixels.
+    at : {"tokens", "pixels"}, default "tokens"
+        Where the walk ends.
+    layer : int, default 0
+        The block whose input it ends at.
+
+    Notes
+    -----
+    Left out, rules are ``linear=gamma:0.05, patch=gamma:0.25, norm=epsilon, activation=identity, attention=epsilon,
     residual=epsilon``, a point of the grid that the AttnLRP paper searches for vision transformers; on a convolutional
     network, ``epsilon_plus_flat``. ``linear=epsilon`` with ``norm=identity`` divides by sums that cancel, and explodes
-    in trained models. The walk starts with the logit of the class (of any score: each logit times its slope), and is
-    summed over the width of a token, or the channels of a pixel (``at=pixels``). Biases keep their shares: the sum is
-    the logit only where they are zero.
+    in trained models. On a convolutional network a batch norm is folded into the layer before it, for the walk only;
+    one that follows no layer has the rule ``batchnorm``, and lets relevance pass by default. The largest number of a
+    pooling window gets all, a mean shares by value. One forward and a walk in float64.
     """
 
     rules: str = ""
@@ -288,12 +341,28 @@ class GradientLRP(Method):
 )
 @dataclass(frozen=True)
 class ConservativeLRP(GradientLRP):
-    """Input times gradient with the attention weights and the deviations of the norms held constant.
+    r"""Input times gradient with the attention weights and the deviations of the norms held constant.
 
-    Relevance of a token is ``sum_d x_d dx_d`` at the tokens that enter block ``layer``, or of a pixel (``at=pixels``).
-    ``gelu=plain`` leaves activations to their gradient, as the authors' model has none; ``identity`` (preset ``lxt``)
-    lets relevance pass them unchanged, which conserves it where biases are zero and makes the map DecompX without bias.
-    ``mean=held`` (preset ``lnargs``) takes the means of the norms as constants too. One forward and one backward.
+    .. math:: R_j = \sum_d x_{jd} \, \frac{\partial s}{\partial x_{jd}}
+
+    at the tokens that enter a block, or at the pixels, in the network so held.
+
+    Parameters
+    ----------
+    gelu : {"plain", "identity"}, default "plain"
+        ``"plain"`` leaves activations to their gradient, as the authors' model has none; ``"identity"`` (preset
+        ``lxt``) lets relevance pass them unchanged, which conserves it where biases are zero and makes the map DecompX
+        without bias.
+    mean : {"flows", "held"}, default "flows"
+        ``"held"`` (preset ``lnargs``) takes the means of the norms as constants too.
+    at : {"tokens", "pixels"}, default "tokens"
+        Where relevance is read.
+    layer : int, default 0
+        The block whose input it is read at.
+
+    Notes
+    -----
+    One forward and one backward.
     """
 
     gelu: str = "plain"
@@ -314,13 +383,25 @@ class ConservativeLRP(GradientLRP):
 @register_method("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
 @dataclass(frozen=True)
 class AttnLRP(GradientLRP):
-    """Relevance through everything, queries and keys included, as input times gradient with four local edits.
+    r"""Relevance through everything, queries and keys included, as input times gradient with four local edits.
 
-    Activations keep their gate, norms their deviation, products hand on halves (values 1/2, queries and keys 1/4 of
-    their gradient), a gated MLP too; softmax, sums and linear layers keep their gradient (epsilon rule, epsilon to 0).
-    ``sum_d x_d dx_d`` at the tokens of block ``layer``, or at the pixels (``at=pixels``). Not exactly conservative: the
-    softmax takes relevance. The authors tune gamma rules for vision: ``lrp(rules=...)`` has them. One forward and one
-    backward.
+    .. math:: R_j = \sum_d x_{jd} \, \frac{\partial s}{\partial x_{jd}}
+
+    where activations keep their gate, norms their deviation, products hand on halves (values 1/2, queries and keys 1/4
+    of their gradient), a gated MLP too; softmax, sums and linear layers keep their gradient (the epsilon rule, epsilon
+    to 0).
+
+    Parameters
+    ----------
+    at : {"tokens", "pixels"}, default "tokens"
+        Where relevance is read.
+    layer : int, default 0
+        The block whose input it is read at.
+
+    Notes
+    -----
+    Not exactly conservative: the softmax takes relevance. The authors tune gamma rules for vision: ``lrp(rules=...)``
+    has them. One forward and one backward.
     """
 
     at: str = "tokens"

@@ -1,8 +1,9 @@
-"""Small formulas shared by the families: reductions while a pass runs, and where a read-out starts."""
+"""Small formulas shared by the families: reductions while a pass runs, rows of attention, sizes of maps."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,32 +12,9 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import Activation, ActivationCache, Record, Reduce
+from vitreous.tracing import Activation, ActivationCache, Record, Reduce, resolve_layer
 
-__all__ = [
-    "attention_point",
-    "discard_weakest",
-    "divide",
-    "dot",
-    "HalfMeans",
-    "downwards",
-    "gaussian_kernel",
-    "head_max",
-    "head_mean",
-    "head_min",
-    "match_values",
-    "mean_ranks",
-    "mean_size",
-    "pad_prefix",
-    "positive",
-    "push",
-    "rollout_step_mixed",
-    "read_row",
-    "refuse_in_windows",
-    "pooling_records",
-    "initial_row",
-    "with_residual",
-]
+# -- reductions ----------------------------------------------------------------------------------------------------
 
 
 def head_mean(a: Activation) -> Tensor:
@@ -64,8 +42,11 @@ def dot(a: Activation) -> Tensor:
     return (a.value * a.grad).sum(dim=-1)
 
 
+# -- rows of attention ---------------------------------------------------------------------------------------------
+
+
 def attention_point(model: VisionModel) -> str:
-    """Return where a method that knows windows finds attention: between all tokens, or as the windows that it has.
+    """Return where a method that knows windows finds attention: between all tokens, or inside the windows there are.
 
     Inside windows everything is as if the matrix between all N patches were there, with zeros outside the windows, and
     wherever the model hides a patch or has padding; a layer's matrix is held as ``[B, W, t, t]``.
@@ -79,28 +60,26 @@ def refuse_in_windows(model: VisionModel, what: str) -> None:
         raise ModelError(f"{model.name} attends inside windows: {what}, which needs a matrix between all tokens")
 
 
-def pooling_records(model: VisionModel, reduce: Reduce, grad: bool = True) -> tuple[Record, ...]:
-    """What must be kept to know where a row recursion starts: nothing, or the attention of the pooling."""
-    return (Record("pool_weights", reduce, grad=grad),) if model.pooling.uses_attention else ()
+def pooling_records(model: VisionModel, reduce: Reduce, grad: bool = True) -> list[Record]:
+    """Return what is recorded of attention pooling, the first row of a recursion; nothing without such pooling."""
+    return [Record("pool_weights", reduce, grad=grad)] if model.pooling.uses_attention else []
 
 
-def initial_row(cache: ActivationCache, like: Tensor, reduce: Reduce, grad: bool = True) -> Tensor:
+def chain_records(model: VisionModel, reduce: Reduce, start: int = 0, grad: bool = True) -> list[Record]:
+    """Return the records of a chain of attention: the matrices of the blocks from ``start`` on, and the pooling."""
+    layers = tuple(range(resolve_layer(model, start), model.depth))
+    return [Record(attention_point(model), reduce, layers, grad), *pooling_records(model, reduce, grad)]
+
+
+def initial_row(cache: ActivationCache, like: Tensor, pooling: Sequence[Record] = ()) -> Tensor:
     """Return the first row ``[B, N]`` of a recursion ``r <- r M_l`` from the last block to the first.
 
     One for the class token, the mean over what is pooled otherwise. Attention pooling is the last attention of the
     model: its own (reduced) row is the start. ``like`` is any layer matrix; the row lies on the last layer's grid.
     """
-    records = pooling_records(cache.model, reduce, grad)
-    if records:
-        return pad_prefix(cache[records[0]][0].flatten(1), like.shape[1])
-    if like.ndim == 4:  # windows
-        return read_row(cache, like, len(cache.grids) - 1)
-    return cache.model.pooling.row(like)
-
-
-def downwards(cache: ActivationCache, keep: Record) -> list[tuple[int, Tensor]]:
-    """Return the layers and what was kept there, from the last to the first."""
-    return list(zip(keep.layers, cache[keep], strict=True))[::-1]
+    if pooling:
+        return pad_prefix(cache[pooling[0]][0].flatten(1), like.shape[1])
+    return read_row(cache, like, len(cache.grids) - 1) if like.ndim == 4 else cache.model.pooling.row(like)
 
 
 def read_row(cache: ActivationCache, like: Tensor, layer: int) -> Tensor:
@@ -111,6 +90,54 @@ def read_row(cache: ActivationCache, like: Tensor, layer: int) -> Tensor:
 def pad_prefix(row: Tensor, tokens: int) -> Tensor:
     """Put zeros before a row over patches only, for the prefix tokens that the pooling does not look at."""
     return F.pad(row, (tokens - row.shape[1], 0))
+
+
+def row_times(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    if windows is None:
+        return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
+    return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))
+
+
+Step = Callable[[Tensor, Tensor, "Windows | None"], Tensor]
+"""``(row, matrix, windows) -> row``: one block of a recursion."""
+
+
+def accumulate(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """``r + r M``: what is gathered so far, and what comes along the matrix."""
+    return row + row_times(row, matrix, windows)
+
+
+def mix_residual(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """``r (M + I) / rowsum``, without writing that matrix down."""
+    row = row / _row_sums(matrix, windows)
+    return row + row_times(row, matrix, windows)
+
+
+def mix_residual_by_column(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
+    """The same, but with column j divided by the sum of row j, as a popular script does."""
+    return accumulate(row, matrix, windows) / _row_sums(matrix, windows)
+
+
+def _row_sums(matrix: Tensor, windows: Windows | None) -> Tensor:
+    sums = matrix.sum(dim=-1) + 1
+    return sums if windows is None else windows.paste(sums)
+
+
+def rollout(
+    cache: ActivationCache, row: Tensor, layers: Sequence[int], matrices: Sequence[Tensor], step: Step = accumulate
+) -> Tensor:
+    """Return the map of a recursion ``r <- step(r, M_l)`` from the last of these layers to the first, on its grid."""
+    for layer, matrix in zip(reversed(layers), reversed(matrices), strict=True):
+        row = step(cache.unmerged(row, layer), matrix, cache.model.windows(layer))
+    return cache.tokens_to_grid(row, layers[0])
+
+
+def rollout_of(cache: ActivationCache, records: Sequence[Record], step: Step = accumulate) -> Tensor:
+    """Return the map of a recursion along the matrices of the first record, from where the pooling starts it."""
+    record, *pooling = records
+    matrices = cache[record]
+    return rollout(cache, initial_row(cache, matrices[0], pooling), record.layers, matrices, step)
 
 
 def discard_weakest(matrix: Tensor, share: float, keep_first: bool) -> Tensor:
@@ -126,29 +153,34 @@ def discard_weakest(matrix: Tensor, share: float, keep_first: bool) -> Tensor:
     return flat.masked_fill(mask, 0).view_as(matrix)
 
 
-def with_residual(matrix: Tensor, normalise: str) -> Tensor:
-    """Return ``M + I`` with rows that sum to one, or with column j divided by the sum of row j (a published script)."""
-    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    sums = mixed.sum(dim=-1)
-    return mixed / sums.unsqueeze(-1 if normalise == "row" else -2)
+# -- sizes of maps -------------------------------------------------------------------------------------------------
 
 
-def rollout_step_mixed(row: Tensor, matrix: Tensor, normalise: str = "row", windows: Windows | None = None) -> Tensor:
-    """``r with_residual(M)``, without writing that matrix down."""
-    sums = matrix.sum(dim=-1) + 1
-    if windows is not None:
-        sums = windows.paste(sums)
-    if normalise == "row":
-        row = row / sums
-        return row + push(row, matrix, windows)
-    return (row + push(row, matrix, windows)) / sums
+def resize_map(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Bring maps ``[B, h, w]`` to another size: finer ones are summed over the area of a cell, coarser ones enlarged.
+
+    A value that lies across a border of cells gives each its part, so the sum over the map stays.
+    """
+    height, width = maps.shape[-2:]
+    if (height, width) == tuple(size):
+        return maps
+    if height >= size[0] and width >= size[1]:
+        if height % size[0] == width % size[1] == 0:
+            return maps.reshape(-1, size[0], height // size[0], size[1], width // size[1]).sum(dim=(2, 4))
+        rows, columns = (_overlap(fine, coarse).to(maps) for fine, coarse in ((height, size[0]), (width, size[1])))
+        return rows @ maps @ columns.T
+    return F.interpolate(maps[:, None], size=list(size), mode="bilinear", align_corners=False)[:, 0]
 
 
-def push(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
-    """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
-    if windows is None:
-        return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
-    return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))
+def _overlap(fine: int, coarse: int) -> Tensor:
+    """Return how much of each of ``fine`` values lies in each of ``coarse`` cells, ``[coarse, fine]``."""
+    edges = torch.arange(coarse + 1, dtype=torch.float64) * (fine / coarse)
+    values = torch.arange(fine, dtype=torch.float64)
+    overlap = torch.minimum(edges[1:, None], values + 1) - torch.maximum(edges[:-1, None], values)
+    return overlap.clamp(min=0)
+
+
+# -- samples and ranks ----------------------------------------------------------------------------------------------
 
 
 def gaussian_kernel(sigma: float, radius: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""Maps that are one row of an attention matrix.
-
-Attention alone: maps that say where the model looks, whatever the class.
-"""
+"""Attention alone: maps that say where the model looks, whatever the class."""
 
 from __future__ import annotations
 
@@ -13,33 +10,27 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError, VitreousError
-from vitreous.methods.base import LayerwiseMethod, Method, resolve_layer
+from vitreous.methods.base import LayerwiseMethod, Method
 from vitreous.methods.ops import (
     attention_point,
+    chain_records,
     discard_weakest,
-    downwards,
     head_max,
     head_mean,
     head_min,
     initial_row,
+    mix_residual,
+    mix_residual_by_column,
     pad_prefix,
     pooling_records,
     refuse_in_windows,
-    rollout_step_mixed,
-    with_residual,
+    rollout_of,
 )
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.models.structure import Windows
 from vitreous.registry import check_choice
-from vitreous.tracing import Activation, ActivationCache, Record, Reduce
-
-__all__ = [
-    "AttentionFlow",
-    "RawAttention",
-    "Rollout",
-    "AttentionRow",
-    "mean_rows",
-]
+from vitreous.tracing import Activation, ActivationCache, Record, Reduce, resolve_layer
 
 
 class AttentionRow(LayerwiseMethod):
@@ -54,25 +45,24 @@ class AttentionRow(LayerwiseMethod):
 
     def records(self, model: VisionModel) -> Sequence[Record]:
         if model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1:
-            return [Record("pool_weights", type(self).reduce, grad=self.grad)]
+            return pooling_records(model, type(self).reduce, self.grad)
         return super().records(model)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        (record,) = self.records(cache.model)
-        return cache.map(record)
+        return cache.map(*self.records(cache.model))
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
         return [Record(attention_point(model), type(self).reduce, tuple(layers), self.grad)]
 
 
-def mean_rows(model: VisionModel, make: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """Return the row that the model reads of ``mean_h make(given)``, which treats every row alone.
+def mean_rows(model: VisionModel, make: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
+    """Return the row that the model reads of ``mean_h make(matrices)``, which treats every row alone.
 
-    Inside windows all rows are kept: which tokens they belong to is known when the windows are put together.
+    Inside windows all rows are returned: which tokens they belong to is known when the windows are put together.
     """
-    if given[0].ndim == 5:
-        return make(*given).mean(dim=-3)
-    parts = [make(*(each[:, :, rows] for each in given)) for rows in read_rows(model, given[0])]
+    if matrices[0].ndim == 5:
+        return make(*matrices).mean(dim=-3)
+    parts = [make(*(matrix[:, :, rows] for matrix in matrices)) for rows in read_rows(model, matrices[0])]
     return torch.stack([part.mean(dim=(1, 2)) for part in parts]).sum(dim=0)
 
 
@@ -96,10 +86,17 @@ def mean_row(a: Activation) -> Tensor:
 )
 @dataclass(frozen=True)
 class RawAttention(AttentionRow):
-    """The attention of one block, averaged over heads.
+    r"""The attention of one block, averaged over heads.
 
-    ``mean_h A_l[CLS, patches]``; the mean over the patch rows where the model averages them. With attention pooling,
-    the last block's map is the pooling's own attention. Layer term: the same row of each block.
+    .. math:: M_j = \frac{1}{H} \sum_h A^{(l)}_{h, \mathrm{CLS}, j}
+
+    It is the mean over the patch rows where the model averages them. With attention pooling, the last block's map is
+    the pooling's own attention. The map of a layer, for ``plus``, is the same row there.
+
+    Parameters
+    ----------
+    layer : int, default -1
+        The block :math:`l`.
     """
 
     layer: int = -1
@@ -121,15 +118,30 @@ _FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
 )
 @dataclass(frozen=True)
 class Rollout(LayerwiseMethod):
-    """Attention multiplied through the blocks, half of each passing by on the residual.
+    r"""Attention multiplied through the blocks, half of each passing by on the residual.
 
-    ``r <- r (A_l + I) / rowsum`` from the last block down to ``start``, A the head mean, starting at the row the model
-    reads: the row-normalised product of Abnar and Zuidema at N times less work. Some published scripts start at block
-    1. ``heads`` fuses by mean, max or min; ``discard`` drops that share of the weakest entries first. The preset
-    ``vit_explain`` follows a popular script: 90 % dropped, and column j divided by the sum of row j where row i was
-    meant (``normalise=released``); it then divides by the maximum, which belongs to the picture. Layer term (for
-    ``plus``): the row of ``mean_h A_l``. Inside windows the row passes each block window by window, and merged patches
-    share equally; weights on padding are left out before rows are normalised, and nothing can be discarded.
+    .. math:: r \leftarrow r \, \frac{\bar A^{(l)} + I}{\mathrm{rowsum}}, \qquad l = L - 1, \dots, \mathrm{start}
+
+    with :math:`\bar A` fused over heads, starting at the row the model reads: the row-normalised product of Abnar and
+    Zuidema at N times less work. The map of a layer, for ``plus``, is the row of its mean attention.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block; some published scripts start at block 1.
+    heads : {"mean", "max", "min"}, default "mean"
+        How heads are fused.
+    discard : float, default 0.0
+        The share of the weakest entries that is dropped first.
+    normalise : {"row", "released"}, default "row"
+        ``"released"`` divides column j by the sum of row j, where row i was meant.
+
+    Notes
+    -----
+    The preset ``vit_explain`` follows a popular script: 90 % dropped, and ``normalise="released"``; the script then
+    divides by the maximum, which belongs to the picture. Inside windows the row passes each block window by window, and
+    merged patches share equally; weights on padding are left out before rows are normalised, and nothing can be
+    discarded. One forward.
     """
 
     start: int = 0
@@ -146,22 +158,19 @@ class Rollout(LayerwiseMethod):
     def records(self, model: VisionModel) -> list[Record]:
         if self.discard:
             refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        return [self._matrices(model), *pooling_records(model, head_mean, grad=False)]
+        record, *_ = chain_records(model, _FUSIONS[self.heads], self.start, grad=False)
+        return [record, *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        keep = self._matrices(cache.model)
-        row = initial_row(cache, cache[keep][0], head_mean, False)
-        for layer, matrix in downwards(cache, keep):
-            kept = discard_weakest(matrix, self.discard, keep_first=True)
-            row = rollout_step_mixed(cache.unmerged(row, layer), kept, self.normalise, cache.model.windows(layer))
-        return cache.tokens_to_grid(row, keep.layers[0])
+        mix = mix_residual if self.normalise == "row" else mix_residual_by_column
+
+        def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+            return mix(row, discard_weakest(matrix, self.discard, keep_first=True), windows)
+
+        return rollout_of(cache, self.records(cache.model), step)
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
         return RawAttention().layer_records(model, layers)
-
-    def _matrices(self, model: VisionModel) -> Record:
-        layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return Record(attention_point(model), _FUSIONS[self.heads], layers, grad=False)
 
 
 @register_method(
@@ -176,11 +185,16 @@ class Rollout(LayerwiseMethod):
 )
 @dataclass(frozen=True)
 class AttentionFlow(Method):
-    """The largest flow that attention lets through from the row the model reads to each patch.
+    r"""The largest flow that attention lets through from the row the model reads to each patch.
 
-    A graph of (L + 1) N nodes; the edge from token i above block l to token j below it can carry
-    ``(mean_h A_l + I)[i, j] / 2``. The map is the max-flow value to each patch of block 0, in units of capacity. Slow:
-    one max-flow problem per patch and image, solved with capacities in millionths.
+    .. math:: M_j = \mathrm{maxflow}(\mathrm{CLS} \to j), \qquad c^{(l)}_{ij} = \tfrac{1}{2} (\bar A^{(l)} + I)_{ij}
+
+    in a graph of :math:`(L + 1) N` nodes, where the edge from token i above block l to token j below it can carry
+    :math:`c^{(l)}_{ij}`. The map is in units of capacity.
+
+    Notes
+    -----
+    One forward, and one max-flow problem per patch and image, solved with capacities in millionths: slow.
     """
 
     def records(self, model: VisionModel) -> list[Record]:
@@ -188,16 +202,19 @@ class AttentionFlow(Method):
         return [matrices, *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        matrices = cache[self.records(cache.model)[0]]
-        row = initial_row(cache, matrices[0], head_mean, False)
-        if not all(torch.isfinite(matrix).all() for matrix in matrices):
+        record, *pooling = self.records(cache.model)
+        matrices = torch.stack(cache[record], dim=1)
+        if not torch.isfinite(matrices).all():
             raise MapError("attention_flow: the attention is not finite")
-        edges = torch.stack([with_residual(matrix, "row") for matrix in matrices], dim=1)
-        flows = [
-            max_flows(image.cpu(), start.cpu(), cache.model.num_prefix_tokens)
-            for image, start in zip(edges, row, strict=True)
-        ]
+        row = initial_row(cache, matrices[:, 0], pooling)
+        capacities = matrices + torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+        capacities = capacities / capacities.sum(dim=-1, keepdim=True)
+        prefix = cache.model.num_prefix_tokens
+        flows = [max_flows(*pair, prefix) for pair in zip(capacities.cpu(), row.cpu(), strict=True)]
         return cache.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
+
+
+_UNITS = 1_000_000
 
 
 def max_flows(edges: Tensor, start: Tensor, prefix: int) -> Tensor:
@@ -209,20 +226,11 @@ def max_flows(edges: Tensor, start: Tensor, prefix: int) -> Tensor:
         raise VitreousError("attention_flow needs scipy; pip install 'vitreous[bench]'") from None
     depth, tokens, _ = edges.shape
     source = (depth + 1) * tokens  # nodes (l, i) are l * tokens + i; above all of them the row that is read
-    upper, lower = torch.meshgrid(torch.arange(tokens), torch.arange(tokens), indexing="ij")
-    tails, heads, sizes = [], [], []
-    for layer in range(depth):
-        tails.append((layer + 1) * tokens + upper.flatten())
-        heads.append(layer * tokens + lower.flatten())
-        sizes.append(edges[layer].flatten())
+    layer, upper, lower = torch.meshgrid(torch.arange(depth), torch.arange(tokens), torch.arange(tokens), indexing="ij")
     read = start.nonzero().flatten()
-    tails.append(torch.full_like(read, source))
-    heads.append(depth * tokens + read)
-    sizes.append(start[read])
-    capacity = (torch.cat(sizes).double() * _UNITS).round().to(torch.int32).numpy()
-    graph = csr_matrix((capacity, (torch.cat(tails).numpy(), torch.cat(heads).numpy())), shape=(source + 1,) * 2)
+    tails = torch.cat([((layer + 1) * tokens + upper).flatten(), torch.full_like(read, source)])
+    heads = torch.cat([(layer * tokens + lower).flatten(), depth * tokens + read])
+    capacity = (torch.cat([edges.flatten(), start[read]]).double() * _UNITS).round().to(torch.int32).numpy()
+    graph = csr_matrix((capacity, (tails.numpy(), heads.numpy())), shape=(source + 1,) * 2)
     flows = [maximum_flow(graph, source, patch).flow_value for patch in range(prefix, tokens)]
     return torch.tensor(flows, dtype=torch.float64) / _UNITS
-
-
-_UNITS = 1_000_000

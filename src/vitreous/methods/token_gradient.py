@@ -22,10 +22,21 @@ __all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient"]
 @register_method("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class Gradient(LayerwiseMethod):
-    """The gradient of each token vector at a block's input, as its length.
+    r"""The gradient of each token vector at a block's input, as its length.
 
-    ``||d s / d x_l[j]||_2``, or ``reduction=sum``: ``sum_d d s / d x_l[j, d]``. In a pre-norm model that sum is exactly
-    zero, because every LayerNorm removes the mean of a token, and it is refused there.
+    .. math:: M_j = \left\lVert \frac{\partial s}{\partial x^{(l)}_j} \right\rVert_2
+
+    Parameters
+    ----------
+    layer : int, default 0
+        The block.
+    reduction : {"norm", "sum"}, default "norm"
+        ``"sum"`` adds the gradient up over the width. In a pre-norm model that sum is exactly zero, because every
+        LayerNorm removes the mean of a token, and it is refused there.
+
+    Notes
+    -----
+    One forward and one backward.
     """
 
     layer: int = 0
@@ -41,10 +52,21 @@ class Gradient(LayerwiseMethod):
 @register_method("ixg", family="token gradient", papers=("shrikumar2016not", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class InputXGradient(LayerwiseMethod):
-    """Input times gradient of the token vectors at a block's input.
+    r"""Input times gradient of the token vectors at a block's input.
 
-    ``sum_d x_l[j, d] * d s / d x_l[j, d]``, signed. ``plus(ixg)`` is CAT. At the last block of a class-token model it
-    is zero but for rounding: patches enter there through one LayerNorm only, which ignores the length of a vector.
+    .. math:: M_j = \sum_d x^{(l)}_{jd} \, \frac{\partial s}{\partial x^{(l)}_{jd}}
+
+    signed. ``plus(ixg)`` is CAT.
+
+    Parameters
+    ----------
+    layer : int, default 0
+        The block.
+
+    Notes
+    -----
+    At the last block of a class-token model it is zero but for rounding: patches enter there through one LayerNorm
+    only, which ignores the length of a vector. One forward and one backward.
     """
 
     layer: int = 0
@@ -56,11 +78,22 @@ class InputXGradient(LayerwiseMethod):
 @register_method("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
 @dataclass(frozen=True)
 class AttentionXInputXGradient(LayerwiseMethod):
-    """Input times gradient at a block's output, weighed by the attention each token received in that block.
+    r"""Input times gradient at a block's output, weighed by the attention each token received in that block.
 
-    ``a_l[j] sum_d x[j, d] d s / d x[j, d]`` with x the output of block l and ``a_l[j]`` the mean over heads and queries
-    of ``A_l[., j]``. The last block has no term: nothing follows it. So ``plus(attixg)`` is AttCAT but for its last
-    term, which is zero where a class token is read.
+    .. math:: M_j = a^{(l)}_j \sum_d x_{jd} \, \frac{\partial s}{\partial x_{jd}}, \qquad
+        a^{(l)}_j = \frac{1}{H N} \sum_{h, i} A^{(l)}_{hij}
+
+    with x the output of block l. The last block has no term: nothing follows it. So ``plus(attixg)`` is AttCAT but for
+    its last term, which is zero where a class token is read.
+
+    Parameters
+    ----------
+    layer : int, default 0
+        The block.
+
+    Notes
+    -----
+    One forward and one backward.
     """
 
     layer: int = 0
@@ -84,10 +117,20 @@ class AttentionXInputXGradient(LayerwiseMethod):
 )
 @dataclass(frozen=True)
 class AttCAT(Method):
-    """Class activation tokens weighed by the attention that each token receives, summed over blocks.
+    r"""Class activation tokens weighed by the attention that each token receives, summed over blocks.
 
-    ``sum_l a_l[j] sum_d x[j, d] d s / d x[j, d]`` with ``a_l[j]`` the mean over heads and queries of ``A_l[., j]`` and
-    x the output of block l, as the paper writes it; the released code takes its input (preset ``released``).
+    .. math:: M_j = \sum_l a^{(l)}_j \sum_d x^{(l)}_{jd} \, \frac{\partial s}{\partial x^{(l)}_{jd}}, \qquad
+        a^{(l)}_j = \frac{1}{H N} \sum_{h, i} A^{(l)}_{hij}
+
+    Parameters
+    ----------
+    at : {"resid_post", "resid_pre"}, default "resid_post"
+        Whether x is the output of a block, as the paper writes it, or its input, as the released code has it (preset
+        ``released``).
+
+    Notes
+    -----
+    One forward and one backward.
     """
 
     at: str = "resid_post"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpecError
-from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, resized
+from vitreous.methods.base import Attribution, BaseWrapper, Method, computed
 from vitreous.methods.masking import (
     FILLS,
     TOKENS,
@@ -21,6 +21,7 @@ from vitreous.methods.masking import (
     refuse_undroppable,
     score_distinct,
 )  # fmt: skip
+from vitreous.methods.ops import resize_map
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
@@ -318,7 +319,7 @@ class Refine(BaseWrapper):
 
     def compute(self, context: Context) -> Attribution:
         shape = context.model.grid(context.inputs)
-        prior = resized(computed(context, self.base).map, shape).flatten(1).double()
+        prior = resize_map(computed(context, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
             raise MapError(f"{self.base.spec} gave values that are not finite, inside {self.info.name}")
         visible, scores = self._sample(context, shape[0] * shape[1])

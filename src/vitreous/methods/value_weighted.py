@@ -1,6 +1,7 @@
-"""What each token brings to each other inside one block: vectors in closed form, their lengths by Gram matrices.
+"""Attention weighed by the vectors that it moves: what each token brings to each other inside one block.
 
-How the tokens of a block are mixed, measured by the vectors that move and not by attention alone.
+The vectors are in closed form, with attention weights and deviations as constants; their lengths come from Gram
+matrices of the heads, so that ``H x N x N x D`` numbers never exist.
 """
 
 from __future__ import annotations
@@ -14,27 +15,17 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, SpecError
-from vitreous.methods.base import LayerwiseMethod, resolve_layer
-from vitreous.methods.ops import head_mean, initial_row, pooling_records, push
+from vitreous.methods.base import LayerwiseMethod
+from vitreous.methods.ops import head_mean, pooling_records, rollout_of, row_times
 from vitreous.methods.registry import register_method
 from vitreous.models import Norm, VisionModel, Weights
 from vitreous.models.shared_copy import rounding
-from vitreous.models.structure import UnverifiedError
-from vitreous.tracing import ActivationCache, Block, Record
+from vitreous.models.structure import UnverifiedError, Windows
+from vitreous.tracing import ActivationCache, Block, Record, resolve_layer
 
-__all__ = [
-    "ALTI",
-    "AttentionInputNorm",
-    "AttentionInputNormRollout",
-    "GlobEnc",
-    "Contributions",
-    "block_weights",
-    "head_projection",
-    "layer_weights",
-]
-
-_AT_ONCE = 2**26
-"""How many numbers of ``[rows, N, D]`` shares may exist at once."""
+_MOST_NUMBERS = 2**26
+"""How many numbers of ``[rows, N, D]`` shares may exist together."""
+_SMALL = 1e-12
 
 
 class Contributions:
@@ -73,8 +64,8 @@ class Contributions:
         lengths = squares.clamp_(min=0).sqrt_().transpose(1, 2)
         if residual:
             own = self.own(through)[:, rows].norm(dim=-1)
-            places = torch.arange(self.input.shape[1], device=own.device)[rows]
-            lengths[:, torch.arange(len(places), device=own.device), places] = own
+            columns = torch.arange(self.input.shape[1], device=own.device)[rows]
+            lengths[:, torch.arange(len(columns), device=own.device), columns] = own
         return lengths
 
     def own(self, through: bool) -> Tensor:
@@ -90,21 +81,21 @@ class Contributions:
         Both parts of ``T + g LN(T)`` are sums over heads, so that one product per source gives ``T - o``.
         """
         batch, tokens, width = self.input.shape
-        places = list(range(tokens)[rows])
-        step = max(1, _AT_ONCE // (tokens * width))
+        destinations = list(range(tokens)[rows])
+        step = max(1, _MOST_NUMBERS // (tokens * width))
         vectors = torch.cat([self.brought, self._normed(self.brought)], dim=2)  # [B, N, 2 H, D]
         own = (self.own(through=True) - self.output).abs().sum(dim=-1)
-        near = self.input.new_empty(batch, len(places), tokens)
+        near = self.input.new_empty(batch, len(destinations), tokens)
         for image in range(batch):
-            for start in range(0, len(places), step):
-                some = places[start : start + step]
-                weights = self.attention[image, :, some].permute(2, 1, 0)  # [N source, some, H]
-                weights = torch.cat([weights, weights * self._inverse[image, some]], dim=2)
-                output = self.output[image, some].expand(tokens, -1, -1)
-                rest = torch.baddbmm(output, weights, vectors[image], beta=-1)
-                distance = torch.linalg.vector_norm(rest, ord=1, dim=-1).T
-                distance[range(len(some)), some] = own[image, some]
-                near[image, start : start + step] = self.output[image, some].abs().sum(dim=-1, keepdim=True) - distance
+            for start in range(0, len(destinations), step):
+                chunk = destinations[start : start + step]
+                weights = self.attention[image, :, chunk].permute(2, 1, 0)  # [N source, chunk, H]
+                weights = torch.cat([weights, weights * self._inverse[image, chunk]], dim=2)
+                output = self.output[image, chunk].expand(tokens, -1, -1)
+                remainder = torch.baddbmm(output, weights, vectors[image], beta=-1)
+                distance = torch.linalg.vector_norm(remainder, ord=1, dim=-1).T
+                distance[range(len(chunk)), chunk] = own[image, chunk]
+                near[image, start : start + step] = self.output[image, chunk].abs().sum(dim=-1, keepdim=True) - distance
         return near.clamp_(min=0)
 
     def _normed(self, shares: Tensor) -> Tensor:
@@ -136,11 +127,11 @@ def block_weights(block: Block, always: bool = False) -> Weights:
     mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
     mixed = mixed if weights.inner is None else weights.inner(mixed)
     moved = mixed @ weights.projection.to(mixed.dtype).T
-    rest = middle - stream - moved
+    remainder = middle - stream - moved
     eps = torch.finfo(model.dtype).eps
     near = max(rounding(model.dtype, model.device.type), 16 * eps)
     allowed = near * moved.abs().max() + 16 * eps * torch.maximum(stream.abs().max(), middle.abs().max())
-    if not (rest - rest[:1, :1]).abs().max() <= allowed:
+    if not (remainder - remainder[:1, :1]).abs().max() <= allowed:
         raise ModelError(
             f"{model.name}: attention of block {block.layer} adds something else than its weights make of its values "
             f"({model.describe_deviation(block.layer)}), so that it cannot be cut into shares"
@@ -173,9 +164,6 @@ def _quadratic(attention: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """``a^T (L R^T) a`` for the weights of all heads: ``[B, N source, rows, H]`` to ``[B, N source, rows]``."""
     gram = left @ right.transpose(-2, -1)  # [B, N, H, H]
     return ((attention @ gram) * attention).sum(dim=-1)
-
-
-_SMALL = 1e-12
 
 
 def brought(shares: Contributions, rows: slice) -> Tensor:
@@ -232,7 +220,7 @@ class Row:
         return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in block.model.pooling.rows]).sum(dim=0)
 
 
-class Mixing(LayerwiseMethod):
+class ValueWeighted(LayerwiseMethod):
     """A method with one matrix per block; the map of a layer is the row of it that the model reads."""
 
     @property
@@ -253,12 +241,24 @@ class Mixing(LayerwiseMethod):
     models="ViT",
 )
 @dataclass(frozen=True)
-class AttentionInputNorm(Mixing):
-    """The length of what attention brings of each token, in one block.
+class AttentionInputNorm(ValueWeighted):
+    r"""The length of what attention brings of each token, in one block.
 
-    ``||sum_h A_h[i, j] P_h v_h[j]||_2`` at the row that is read, P_h the output projection of head h, value biases
-    included. ``residual`` adds the stream itself to each token's share of its own row, as the later paper does (in a
-    model with norms in front no LayerNorm follows). From H x H Gram matrices, never H x N x N x D. One forward.
+    .. math:: M_j = \Bigl\lVert \sum_h A_{h, \mathrm{CLS}, j} P_h v_{hj} \Bigr\rVert_2
+
+    at the row that is read, with :math:`P_h` the output projection of head h, value biases included.
+
+    Parameters
+    ----------
+    layer : int, default -1
+        The block.
+    residual : bool, default False
+        Add the stream itself to each token's share of its own row, as the later paper does (in a model with norms in
+        front no LayerNorm follows).
+
+    Notes
+    -----
+    From H x H Gram matrices, never H x N x N x D numbers. One forward.
     """
 
     layer: int = -1
@@ -269,32 +269,28 @@ class AttentionInputNorm(Mixing):
         return brought_or_kept if self.residual else brought
 
 
-class MixingRollout(Mixing):
+class ValueWeightedRollout(ValueWeighted):
     """``r <- residual r + (1 - residual) r M_l`` from the last block down to ``start``."""
 
     start: int
     residual: float
-    kept_scale: ClassVar[bool] = True
+    keeps_scale: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.residual < 1:
             raise SpecError(f"residual={self.residual} must be at least 0 and below 1")
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [self._matrices(model), *pooling_records(model, head_mean, grad=False)]
+        layers = tuple(range(resolve_layer(model, self.start), model.depth))
+        matrices = Record("block", Matrix(self.measure), layers, grad=False)
+        return [matrices, *pooling_records(model, head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        matrices = cache[self._matrices(cache.model)]
-        row = initial_row(cache, matrices[0], head_mean, False)
-        for matrix in reversed(matrices):
-            row = self.residual * row + (1 - self.residual) * push(row, matrix)
-            if not self.kept_scale:
-                row = row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
-        return cache.tokens_to_grid(row)
+        def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+            row = self.residual * row + (1 - self.residual) * row_times(row, matrix)
+            return row if self.keeps_scale else row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
 
-    def _matrices(self, model: VisionModel) -> Record:
-        layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        return Record("block", Matrix(self.measure), layers, grad=False)
+        return rollout_of(cache, self.records(cache.model), step)
 
 
 @register_method(
@@ -306,13 +302,25 @@ class MixingRollout(Mixing):
     models="ViT",
 )
 @dataclass(frozen=True)
-class AttentionInputNormRollout(MixingRollout):
-    """The lengths of what attention brings, multiplied through the blocks: AttIN composed with rollout.
+class AttentionInputNormRollout(ValueWeightedRollout):
+    r"""The lengths of what attention brings, multiplied through the blocks: AttIN composed with rollout.
 
-    ``r <- residual r + (1 - residual) r T_l`` from the last block down to ``start``, T_l the lengths of ``attin`` with
-    rows divided by their sum: the rollout of Mehri et al. (Eq. 2, half of each token passing by), with AttIN in the
-    place of attention. No code for this composition is published. Layer term (for ``plus``): the row of T_l. One
-    forward.
+    .. math:: r \leftarrow \alpha r + (1 - \alpha) \, r T^{(l)}, \qquad
+        T_{ij} \propto \Bigl\lVert \sum_h A_{hij} P_h v_{hj} \Bigr\rVert_2
+
+    from the last block down, rows of T divided by their sum: the rollout of Mehri et al. (Eq. 2), with AttIN in the
+    place of attention. The map of a layer, for ``plus``, is the row of its T.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    residual : float, default 0.5
+        The part :math:`\alpha` of each token that passes by.
+
+    Notes
+    -----
+    No code for this composition is published. One forward.
     """
 
     start: int = 0
@@ -332,20 +340,32 @@ class AttentionInputNormRollout(MixingRollout):
     models="ViT",
 )
 @dataclass(frozen=True)
-class GlobEnc(MixingRollout):
-    """The lengths of all shares of a block, multiplied through the blocks.
+class GlobEnc(ValueWeightedRollout):
+    r"""The lengths of all shares of a block, multiplied through the blocks.
 
-    Shares ``T[i, j] = sum_h A_h[i, j] P_h v_h[j] + (i = j) x[i]`` go on through the second norm, whose deviation is
-    that of the true stream; the MLP behind it is taken as the identity: ``T' = T + g LN(T)``.
-    ``N_l[i, j] = ||T'[i, j]||_2`` by H x H Gram matrices, ``r <- r N_l`` from the last block to ``start``. The original
-    is for norms behind the branches; this is the form that SkipPLUS uses. The product has no scale of its own and would
-    leave float32 in deep models: the row is divided by its sum after every block, a constant factor per image.
-    ``residual`` mixes in the identity. Layer term (for ``plus``): the row of ``N_l``, raw. One forward.
+    .. math:: r \leftarrow r N^{(l)}, \quad N_{ij} = \lVert T_{ij} + g \, \mathrm{LN}(T_{ij}) \rVert_2, \quad
+        T_{ij} = \sum_h A_{hij} P_h v_{hj} + [i = j] \, x_i
+
+    from the last block down: the shares go on through the second norm, whose deviation is that of the true stream; the
+    MLP behind it is taken as the identity. The map of a layer, for ``plus``, is the row of its N, raw.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    residual : float, default 0.0
+        The part of the row that passes by.
+
+    Notes
+    -----
+    The original is for norms behind the branches; this is the form that SkipPLUS uses. The product has no scale of its
+    own and would leave float32 in deep models: the row is divided by its sum after every block, a constant factor per
+    image. Lengths come from H x H Gram matrices. One forward.
     """
 
     start: int = 0
     residual: float = 0.0
-    kept_scale = False
+    keeps_scale = False
 
     @property
     def measure(self) -> Measure:
@@ -363,14 +383,28 @@ class GlobEnc(MixingRollout):
     models="ViT",
 )
 @dataclass(frozen=True)
-class ALTI(MixingRollout):
-    """How much nearer each share brings its token to the block's output, multiplied through the blocks.
+class ALTI(ValueWeightedRollout):
+    r"""How much nearer each share brings its token to the block's output, multiplied through the blocks.
 
-    ``c[i, j] = (||o[i]||_1 - ||o[i] - T'[i, j]||_1)+`` with the shares ``T'`` of ``globenc`` and o the true output of
-    the block, rows divided by their sum; a row without any positive entry stays zero (released code divides 0 by 0
-    there). Then ``r <- r c_l``. Where the residual is much longer than what attention brings, most entries vanish, and
-    with them sometimes the map, which is said aloud. L1 lengths have no Gram matrix, so shares are written out for some
-    destinations at a time. Layer term (for ``plus``): the row of c_l.
+    .. math:: r \leftarrow r c^{(l)}, \qquad
+        c_{ij} \propto \bigl( \lVert o_i \rVert_1 - \lVert o_i - T'_{ij} \rVert_1 \bigr)^+
+
+    with the shares :math:`T'` of ``globenc`` and o the true output of the block, rows divided by their sum; a row
+    without any positive entry stays zero (released code divides 0 by 0 there). The map of a layer, for ``plus``, is the
+    row of its c.
+
+    Parameters
+    ----------
+    start : int, default 0
+        The lowest block.
+    residual : float, default 0.0
+        The part of the row that passes by.
+
+    Notes
+    -----
+    Where the residual is much longer than what attention brings, most entries vanish, and with them sometimes the map,
+    which is a warning. L1 lengths have no Gram matrix, so shares are written out for some destinations at a time: one
+    forward, and N x N x D numbers per block.
     """
 
     start: int = 0
