@@ -44,7 +44,7 @@ def test_progress_reaches_its_end_and_not_more(spec: str) -> None:
     ("name", "given"),
     [
         ("insertion", {"baseline": "black", "steps": 7}),
-        ("insertion", {"steps": 5, "explain_class": "label", "score": "explained"}),
+        ("insertion", {"steps": 5, "explain_class": "label", "score_class": "explained"}),
         ("positive_perturbation", {"stop": 0.5, "normalise": False}),
     ],
 )
