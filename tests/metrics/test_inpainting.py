@@ -18,8 +18,7 @@ from families import FAMILIES, images
 from metric_probe import Probe
 from reference_inpainting import solved
 from vitreous.metrics import GivenMasks, Masks
-from vitreous.metrics import baselines as road
-from vitreous.metrics.inpainting import filled
+from vitreous.metrics.baselines import BASELINES, inpaint, noise
 from vitreous.models import Preprocess
 
 LINEAR = Preprocess(size=(32, 32), mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))
@@ -76,7 +75,7 @@ def test_direct_and_iterative(kind: str, size: int) -> None:
         gone[2 * row, order[: int(share * size**2)]] = True
         gone[2 * row + 1, order[-int(share * size**2) :]] = True
     gone = gone.view(10, size, size)
-    found = filled(image * ~gone[:, None], gone)
+    found = inpaint(image * ~gone[:, None], gone)
     for row in range(10):
         gap = (found[row].double() - solved(image, gone[row])).abs().max()
         assert gap < 2e-3, f"{kind}, state {row}: {gap:.1e}"
@@ -87,9 +86,9 @@ def test_states_are_solved_on_their_own() -> None:
     """A state has the same pixels alone and beside one that needs more iterations."""
     image = photograph()
     masks = torch.stack([holes(0.2), holes(0.97), holes(0.6, seed=3), torch.zeros(32, 32, dtype=torch.bool)])
-    together = filled(image * ~masks[:, None], masks)
+    together = inpaint(image * ~masks[:, None], masks)
     for i, gone in enumerate(masks):
-        torch.testing.assert_close(filled((image * ~gone)[None], gone[None])[0], together[i], atol=1e-5, rtol=0)
+        torch.testing.assert_close(inpaint((image * ~gone)[None], gone[None])[0], together[i], atol=1e-5, rtol=0)
     assert torch.equal(together[3], image), "nothing was missing"
 
 
@@ -98,27 +97,27 @@ def test_a_linear_gradient_is_reproduced() -> None:
     image = torch.stack([0.1 * down, 0.2 * across - 1, 0.05 * (down + 2 * across)])
     gone = torch.zeros(32, 32, dtype=torch.bool)
     gone[5:20, 8:27] = True
-    torch.testing.assert_close(filled((image * ~gone)[None], gone[None])[0], image, atol=2e-4, rtol=0)
+    torch.testing.assert_close(inpaint((image * ~gone)[None], gone[None])[0], image, atol=2e-4, rtol=0)
 
 
 def test_one_pixel_left() -> None:
     image = photograph()
     gone = torch.ones(32, 32, dtype=torch.bool)
     gone[7, 11] = False
-    (found,) = filled((image * ~gone)[None], gone[None])
+    (found,) = inpaint((image * ~gone)[None], gone[None])
     torch.testing.assert_close(found, image[:, 7:8, 11:12].expand_as(image), atol=1e-4, rtol=0)
 
 
 def test_nothing_left_and_noise() -> None:
     """The mean colour, and noise of 0.01 in pixels, the same whoever the neighbours are."""
     inputs = torch.stack([photograph(128), photograph(128).flip(1)])
-    left = road.BASELINES["noisy_linear"].make(inputs, LINEAR, 0) - inputs.mean(dim=(2, 3), keepdim=True)
+    left = BASELINES["noisy_linear"].make(inputs, LINEAR, 0) - inputs.mean(dim=(2, 3), keepdim=True)
     assert torch.isfinite(left).all()
     for channel, std in enumerate(LINEAR.std):
         assert float(left[:, channel].std()) * std == pytest.approx(0.01, rel=0.02)
         assert abs(float(left[:, channel].mean())) * std < 0.001
-    assert torch.equal(road.noise(inputs[1:], LINEAR, 0)[0], road.noise(inputs, LINEAR, 0)[1])
-    assert not torch.equal(road.noise(inputs, LINEAR, 1), road.noise(inputs, LINEAR, 0))
+    assert torch.equal(noise(inputs[1:], LINEAR, 0)[0], noise(inputs, LINEAR, 0)[1])
+    assert not torch.equal(noise(inputs, LINEAR, 1), noise(inputs, LINEAR, 0))
 
 
 def test_srg_on_road() -> None:
@@ -130,7 +129,7 @@ def test_srg_on_road() -> None:
     found = vt.evaluate(vision_model, inputs, {"it": maps.view(2, 32, 32)}, name, controls=False, n_bootstrap=5)[
         "it", name
     ]
-    noise = road.noise(inputs, vision_model.preprocess, 0)
+    own_noise = noise(inputs, vision_model.preprocess, 0)
     for i, image in enumerate(inputs):
         with torch.no_grad():
             scored = int(model(image[None]).argmax())
@@ -144,7 +143,7 @@ def test_srg_on_road() -> None:
                 gone = gone.view(32, 32)
                 state = image.mean(dim=(1, 2), keepdim=True).expand_as(image) if j == 5 else solved(image, gone).float()
                 with torch.no_grad():
-                    curve.append(float(model((state + noise[i] * gone)[None]).softmax(1)[0, scored]))
+                    curve.append(float(model((state + own_noise[i] * gone)[None]).softmax(1)[0, scored]))
             areas.append(sum((curve[j] + curve[j + 1]) / 2 / 5 for j in range(5)))
         assert found[i] == pytest.approx(areas[0] - areas[1], abs=1e-3)
 
@@ -158,13 +157,13 @@ def test_everything_masked_is_the_mean_colour() -> None:
     probe = Probe(asked=[need])
     vt.evaluate(vision_model, inputs, {"it": torch.rand(2, 4, 4)}, [probe], controls=False, n_bootstrap=1)
     found = probe.heard[0].log_probability(need)
-    bare = road.BASELINES["noisy_linear"].make(inputs, vision_model.preprocess, 0)
+    bare = BASELINES["noisy_linear"].make(inputs, vision_model.preprocess, 0)
     gone = torch.eye(4, dtype=torch.bool).repeat_interleave(8, 0).repeat_interleave(8, 1)
-    noise = road.noise(inputs, vision_model.preprocess, 0)
+    own_noise = noise(inputs, vision_model.preprocess, 0)
     with torch.no_grad():
         best = model(inputs).argmax(dim=1)
         for i in range(2):
-            filled_in = solved(inputs[i], gone).float() + noise[i] * gone
+            filled_in = solved(inputs[i], gone).float() + own_noise[i] * gone
             for state, picture in enumerate((bare[i], filled_in)):
                 expected = float(model(picture[None]).log_softmax(dim=1)[0, best[i]])
                 assert found[i, state] == pytest.approx(expected, abs=2e-3)
@@ -189,13 +188,13 @@ def test_an_image_cannot_fade_into_it() -> None:
 KERNELS = """
 import torch
 from vitreous.metrics import _inpainting_triton as fused
-from vitreous.metrics import inpainting
+from vitreous.metrics.baselines import verify_kernels
 
-inpainting.prove(fused, torch.device("cpu"))
+verify_kernels(fused, torch.device("cpu"))
 rougher = fused.rougher
 fused.rougher = lambda values, on: rougher(values, on) * 1.001
 try:
-    inpainting.prove(fused, torch.device("cpu"))
+    verify_kernels(fused, torch.device("cpu"))
 except AssertionError:
     pass
 else:

@@ -189,7 +189,7 @@ def test_nobody_waits_for_a_pool_that_is_dropped(model: vt.VisionModel, x: Tenso
 
 def test_little_waits_at_a_time(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     pool = filled(model, x, maps, RenderedStates(Dimmed(), 2))
-    renderer = pool.runner._renderer
+    renderer = pool.runner.renderer
     assert len(renderer._queue) <= perturb._AHEAD * renderer._threads
     pool.finish()
     assert not renderer._queue

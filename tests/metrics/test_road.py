@@ -12,7 +12,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from reference_inpainting import solved
-from vitreous.metrics import baselines as road
+from vitreous.metrics.baselines import noise
 
 LABELS = [0, 3]
 
@@ -39,9 +39,9 @@ def found(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) ->
 
 def logits_without(model: Any, inputs: Tensor, maps: Tensor, steps: int) -> list[list[Tensor]]:
     """For each image, the logits with 1/steps, 2/steps ... of the pixels gone, the largest value first."""
-    noise = road.noise(inputs, vt.wrap(model).preprocess, 0)
+    own_noise = noise(inputs, vt.wrap(model).preprocess, 0)
     curves = []
-    for image, values, field in zip(inputs, maps, noise, strict=True):
+    for image, values, field in zip(inputs, maps, own_noise, strict=True):
         order, curve = values.flatten().argsort(descending=True), []
         for j in range(1, steps):
             gone = torch.zeros(1024, dtype=torch.bool)

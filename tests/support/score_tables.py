@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import vitreous as vt
-from vitreous.metrics.curves import Curve
+from vitreous.metrics.ranking import Curve
 
 METRIC = "insdel(steps=4)"
 METHODS = ("ixg", "plus(ixg)", "random")

@@ -25,8 +25,7 @@ from vitreous.datasets import Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.runner import Cost
 from vitreous.metrics import get_metric
-from vitreous.metrics.curves import Array, Curve
-from vitreous.metrics.ranking import FLAGS
+from vitreous.metrics.ranking import FLAGS, Array, Curve
 from vitreous.models import VisionModel
 from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable

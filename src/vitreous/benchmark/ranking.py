@@ -26,7 +26,7 @@ from vitreous.benchmark.significance import LEVEL
 from vitreous.errors import VitreousError
 from vitreous.metrics import Metric
 from vitreous.metrics.bootstrap import Groups, interval, members, resampled
-from vitreous.metrics.curves import Array, Curve
+from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results import ScoreTable
 

@@ -20,7 +20,7 @@ import torch
 
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Aggregate, Groups, Interval, clustered_error, interval, mean, members, resampled
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.results import ScoreTable
 from vitreous.tracing.prng import PRNGKey
 

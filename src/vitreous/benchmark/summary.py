@@ -27,7 +27,7 @@ from vitreous.methods import Method, get_method
 from vitreous.metrics import ImageShape, Masks, RankedRemoval, WithoutParts
 from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import DROP
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.results import ScoreTable
 from vitreous.results.storage import plain
 

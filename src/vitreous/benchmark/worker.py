@@ -283,7 +283,7 @@ class Worker:
             "attribution_batch": result.inner,
             "forward_batch": result.at_once,
             "forwards": {str(rows): count for rows, count in result.states.items()},
-            "audit": None if result.audit is None else result.audit.to_json(),
+            "audit": None if result.audit is None else dataclasses.asdict(result.audit),
             "failed": _failures(plan),
         }
 

@@ -16,7 +16,7 @@ from vitreous.evaluation.explainers import named
 from vitreous.methods import Method, get_method
 from vitreous.metrics import Evaluation, Metric, MetricInfo
 from vitreous.metrics.bootstrap import Cell, interval, mean, resampled
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import SIMILARITIES, cka, similarity
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -29,8 +29,7 @@ from vitreous.metrics import EvaluationConfig, Metric, get_metric
 from vitreous.metrics.base import check_widths
 from vitreous.metrics.batch_runner import Audit
 from vitreous.metrics.bootstrap import SAMPLES
-from vitreous.metrics.curves import Curve
-from vitreous.metrics.ranking import FLAGS
+from vitreous.metrics.ranking import FLAGS, Curve
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults
@@ -205,7 +204,7 @@ class _Run:
             "device": self.view.device.type,
             "dtype": str(self.view.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "audit": None if audit is None else audit.to_json(),
+            "audit": None if audit is None else asdict(audit),
             "target": target,
             "baselines": self.plan.baselines,
             "images": sum(len(each.names) for each in self.done),

@@ -29,8 +29,7 @@ from vitreous.evaluation.runner import Explaining
 from vitreous.methods import Method, get_method, recommended_method
 from vitreous.metrics import BatchRunner, EvaluationConfig, Maps
 from vitreous.metrics.bootstrap import SAMPLES
-from vitreous.metrics.curves import Array
-from vitreous.metrics.ranking import FLAGS, enlarged, flag
+from vitreous.metrics.ranking import FLAGS, Array, enlarged, flag
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitreous.datasets.funnybirds import FunnyBirdsFiles, Layout
 from vitreous.errors import VitreousError
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.world import NAMES, PARTS, Batch, Scene, World, pack, render
 from vitreous.world.sampling import MAX_OBJECTS, part_table
 

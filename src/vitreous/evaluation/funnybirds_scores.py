@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import rank_correlation
 
 __all__ = ["Importances", "Interventions", "disjoint_pairs", "shared_parts", "sufficient_sets"]

@@ -18,7 +18,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.meta_maps import CENTRE, DEGRADED, MISPLACED, MIXES, ORACLE, RANDOM
 from vitreous.metrics.base import Metric
 from vitreous.metrics.bootstrap import Interval, interval, intervals, resampled
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.registry import check_choice
 from vitreous.results.diagnostics import Reliability, Step, Tried

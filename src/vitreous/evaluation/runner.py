@@ -25,7 +25,7 @@ from vitreous.evaluation.explainers import ExternalExplainer
 from vitreous.methods import Method, compute_attributions
 from vitreous.metrics import Curve, Evaluation, Evaluator, Maps, Reattribution, Request
 from vitreous.metrics.batch_runner import Audit, BatchRunner
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.models import VisionModel
 from vitreous.models.submodels import SubModel
 from vitreous.tracing import Context, Pass, Target

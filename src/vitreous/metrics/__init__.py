@@ -19,13 +19,13 @@ from vitreous.metrics.base import Metric, MetricInfo, MetricResult, get_metric, 
 from vitreous.metrics.baselines import BASELINES, Baseline
 from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig
 from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
-from vitreous.metrics.curves import Curve
 from vitreous.metrics.evaluation import Evaluation, Evaluator, Maps
-from vitreous.metrics.perturb import ImageShape
+from vitreous.metrics.ranking import Curve
 from vitreous.metrics.requests import (
     AnnotationRequest,
     GivenMasks,
     Images,
+    ImageShape,
     Masks,
     Measured,
     RandomMasks,

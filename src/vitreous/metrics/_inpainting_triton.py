@@ -1,4 +1,4 @@
-"""The kernels of ``stencil``: what takes several passes over the memory in torch, in one."""
+"""Triton kernels of ROAD's solver: what takes several passes over the memory in torch, in one."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def _neighbours(  # type: ignore[no-untyped-def]
     row, column = here // width, here % width
     picture = plane // channels * size
     total = tl.zeros([BLOCK], dtype=tl.float32)
-    for down in tl.static_range(-1, 2):
-        for across in tl.static_range(-1, 2):
-            if down != 0 or across != 0:
-                weight = 1.0 / 12.0 if down != 0 and across != 0 else 1.0 / 6.0
-                there = inside & (row + down >= 0) & (row + down < height)
-                there = there & (column + across >= 0) & (column + across < width)
-                step = here + down * width + across
+    for dy in tl.static_range(-1, 2):
+        for dx in tl.static_range(-1, 2):
+            if dy != 0 or dx != 0:
+                weight = 1.0 / 12.0 if dy != 0 and dx != 0 else 1.0 / 6.0
+                there = inside & (row + dy >= 0) & (row + dy < height)
+                there = there & (column + dx >= 0) & (column + dx < width)
+                step = here + dy * width + dx
                 value = tl.load(values + plane * size + step, mask=there, other=0.0)
                 if TIED:
                     value *= tl.load(tie + picture + step, mask=there, other=0.0)
@@ -55,10 +55,10 @@ def _rougher(values, on, out, channels, height, width, rows, columns, BLOCK: tl.
     inside = here < rows * columns
     row, column = here // columns, here % columns
     total = tl.zeros([BLOCK], dtype=tl.float32)
-    for down in tl.static_range(-1, 3):
-        for across in tl.static_range(-1, 3):
-            weight = (3.0 if down == 0 or down == 1 else 1.0) * (3.0 if across == 0 or across == 1 else 1.0) / 16.0
-            r, c = 2 * row + down, 2 * column + across
+    for dy in tl.static_range(-1, 3):
+        for dx in tl.static_range(-1, 3):
+            weight = (3.0 if dy == 0 or dy == 1 else 1.0) * (3.0 if dx == 0 or dx == 1 else 1.0) / 16.0
+            r, c = 2 * row + dy, 2 * column + dx
             there = inside & (r >= 0) & (r < height) & (c >= 0) & (c < width)
             total += weight * tl.load(values + plane * height * width + r * width + c, mask=there, other=0.0)
     scaled = tl.load(on + plane // channels * rows * columns + here, mask=inside, other=0.0)
@@ -66,26 +66,26 @@ def _rougher(values, on, out, channels, height, width, rows, columns, BLOCK: tl.
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _finer(below, on, found, out, channels, height, width, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _finer(below, on, values, out, channels, height, width, rows, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     plane = tl.program_id(0).to(tl.int64)
     here = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = here < height * width
     row, column = here // width, here % width
-    near, beside = row // 2, column // 2
+    near, column_near = row // 2, column // 2
     far = tl.minimum(tl.maximum(near + 2 * (row % 2) - 1, 0), rows - 1)
-    aside = tl.minimum(tl.maximum(beside + 2 * (column % 2) - 1, 0), columns - 1)
+    column_far = tl.minimum(tl.maximum(column_near + 2 * (column % 2) - 1, 0), columns - 1)
     start = below + plane * rows * columns
-    top = 0.75 * tl.load(start + near * columns + beside, mask=inside, other=0.0)
-    top += 0.25 * tl.load(start + near * columns + aside, mask=inside, other=0.0)
-    bottom = 0.75 * tl.load(start + far * columns + beside, mask=inside, other=0.0)
-    bottom += 0.25 * tl.load(start + far * columns + aside, mask=inside, other=0.0)
+    top = 0.75 * tl.load(start + near * columns + column_near, mask=inside, other=0.0)
+    top += 0.25 * tl.load(start + near * columns + column_far, mask=inside, other=0.0)
+    bottom = 0.75 * tl.load(start + far * columns + column_near, mask=inside, other=0.0)
+    bottom += 0.25 * tl.load(start + far * columns + column_far, mask=inside, other=0.0)
     scaled = tl.load(on + plane // channels * height * width + here, mask=inside, other=0.0)
-    own = tl.load(found + plane * height * width + here, mask=inside, other=0.0)
+    own = tl.load(values + plane * height * width + here, mask=inside, other=0.0)
     tl.store(out + plane * height * width + here, own + scaled * (0.75 * top + 0.25 * bottom), mask=inside)
 
 
 def launch(mode: int, values: Tensor, tie: Tensor | None, scale: Tensor, other: Tensor | None) -> Tensor:
-    """Return what ``stencil`` calls ``left`` (0), ``swept`` (1) or ``applied`` (2)."""
+    """Return what ``baselines`` calls ``left`` (0), ``swept`` (1) or ``applied`` (2)."""
     values, out = values.contiguous(), torch.empty_like(values, memory_format=torch.contiguous_format)
     tied = scale if tie is None else tie
     _run(
@@ -106,10 +106,10 @@ def rougher(values: Tensor, on: Tensor) -> Tensor:
     return out
 
 
-def finer(below: Tensor, on: Tensor, found: Tensor) -> Tensor:
-    """Return ``found`` plus ``on`` times the values below, prolonged to its size."""
-    out = torch.empty_like(found)
-    _run(_finer, out, (below, on, found), (*found.shape[1:], *below.shape[-2:]))
+def finer(below: Tensor, on: Tensor, values: Tensor) -> Tensor:
+    """Return the values plus ``on`` times those below, prolonged to their size."""
+    out = torch.empty_like(values)
+    _run(_finer, out, (below, on, values), (*values.shape[1:], *below.shape[-2:]))
     return out
 
 

@@ -17,11 +17,9 @@ from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import MapError, SpecError, VitreousError, one_line
 from vitreous.metrics.baselines import check_baseline
 from vitreous.metrics.bootstrap import Cell, mean
-from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.ranking import FLAGS
-from vitreous.metrics.requests import Request, num_states
+from vitreous.metrics.ranking import FLAGS, Array, Curve
+from vitreous.metrics.requests import ImageShape, Request, num_states
 from vitreous.registry import (
     Paper,
     Parameter,

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError, TargetError
-from vitreous.metrics.curves import Array
-from vitreous.metrics.inpainting import filled
-from vitreous.metrics.perturb import Renderer, RenderTask, Write
+from vitreous.metrics.baselines import inpaint
+from vitreous.metrics.perturb import Renderer, Write
+from vitreous.metrics.ranking import Array
 from vitreous.models import VisionModel
 from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing.memory import InnerBatch, inner_batch
@@ -103,11 +103,11 @@ class EvaluationConfig:
     @classmethod
     def choices(cls) -> dict[str, tuple[str, ...]]:
         """Return the words that may stand in each field that takes one of a few."""
-        return {each.name: each.metadata["choices"] for each in fields(cls) if "choices" in each.metadata}
+        return {option.name: option.metadata["choices"] for option in fields(cls) if "choices" in option.metadata}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that can change a number by more than its last digits."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("identity", True)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("identity", True)}
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,6 @@ class Audit:
             f"audit of {self.states} states against float32: log p differs by at most {self.log_probability:.2g}, "
             f"p by {self.probability:.2g}, arg-max agrees on {self.agreement:.1%}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __or__(self, other: Audit | None) -> Audit:
         """Return the audit of the states of both."""
@@ -251,7 +248,7 @@ class BatchRunner:
         self._autocast = _AUTOCAST[self.config.precision]
         self._class_offset = _class_offset(model, self.config.class_subset)
         self._auditor = None if self._autocast is None else Auditor(self._exact)
-        self._renderer = Renderer(self)
+        self.renderer = Renderer(self)
         self.num_slots = 0
         self._buffer = torch.empty(0)
         self._classes = torch.empty(0)
@@ -308,10 +305,6 @@ class BatchRunner:
         while sum(len(states.slots) for states in queue) >= self.batch_size:
             self._run_tokens(queue)
 
-    def add_rendered(self, task: RenderTask, classes: Tensor, slots: Array, numbers: Array) -> None:
-        """Have states drawn in a thread and queue them; ``numbers`` are filled in by then."""
-        self._renderer.add(task, classes, slots, numbers)
-
     def embed(self, inputs: Tensor) -> Tensor:
         """Return the tokens of these images as they enter the first block."""
         if not self.model.can_drop_tokens:
@@ -323,7 +316,7 @@ class BatchRunner:
 
     def finish(self) -> Readings:
         """Run what is left and return all answers, copied from the device at once."""
-        self._renderer.finish()
+        self.renderer.finish()
         if self._filled:
             self._run_images()
         for queue in self._queues.values():
@@ -354,7 +347,7 @@ class BatchRunner:
         missing = [(rows, mask) for rows, mask in self._missing if mask is not None]
         if missing:
             rows = torch.cat([torch.arange(rows.start, rows.stop) for rows, _ in missing]).to(batch.device)
-            batch[rows] = filled(batch[rows], torch.cat([mask for _, mask in missing]))
+            batch[rows] = inpaint(batch[rows], torch.cat([mask for _, mask in missing]))
 
     def _run_tokens(self, queue: list[_Tokens]) -> None:
         taken, free = [], self.batch_size

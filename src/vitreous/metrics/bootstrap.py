@@ -1,7 +1,7 @@
-"""How sure a mean is: the bootstrap over images, the same resamples for every method and metric.
+"""Uncertainty of a mean: the bootstrap over images, the same resamples for every method and metric.
 
-B resamples of n images are a ``B x n`` matrix of multinomial weights; a metric aggregates what it has of every image
-anew for each row, and for a mean that is one product. Images without a score (NaN) weigh nothing. Differences of two
+B resamples of n images are a ``B x n`` matrix of multinomial weights; a metric aggregates the parts of every image
+again for each row, and for a mean that is one product. Images without a score (NaN) weigh nothing. Differences of two
 methods are paired: of the same images in every resample, which removes the variance between images (Koehn 2004; Efron
 and Tibshirani 1993). Rows that belong together (the cells of one grid, two classes of one image) are drawn together.
 
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.tracing.prng import PRNGKey
 
 SAMPLES = 10_000
 _BLOCK = 2**22  # weights held at a time
-_KEPT = 2**20  # weights that are worth keeping for the next column
+_CACHED = 2**20  # weights that are worth keeping for the next column
 
 Aggregate = Callable[[Array, Array], Array]
 """Takes parts ``[n, P]`` and weights ``[r, n]``, and returns one score for each row of weights."""
@@ -78,24 +78,24 @@ def resamples(images: int, samples: int = SAMPLES, seed: int = 0, groups: Groups
         raise VitreousError("there are no scores to resample")
     member = members(images, groups)
     units = int(member.max()) + 1
-    at_once = max(1, _BLOCK // images)
-    for start in range(0, samples, at_once):
-        rows = min(samples - start, at_once)
-        weights = (_kept if rows * units <= _KEPT else _drawn)(units, start, rows, seed)
+    block = max(1, _BLOCK // images)
+    for start in range(0, samples, block):
+        rows = min(samples - start, block)
+        weights = (_cached_weights if rows * units <= _CACHED else _weights)(units, start, rows, seed)
         yield weights if groups is None else weights[:, member]
 
 
-def _drawn(units: int, start: int, rows: int, seed: int) -> Array:
+def _weights(units: int, start: int, rows: int, seed: int) -> Array:
     """Return how often each unit is drawn in some resamples, ``[rows, units]``; nobody may write into it."""
-    draws = PRNGKey.of(seed, "bootstrap")
-    drawn = PRNGKey(draws.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
+    key = PRNGKey.of(seed, "bootstrap")
+    indices = PRNGKey(key.keys.expand(rows)).at(torch.arange(start, start + rows)).below(units, units)
     ones = torch.ones(rows, units, dtype=torch.float64)
-    weights = torch.zeros_like(ones).scatter_add_(1, drawn, ones).numpy()
+    weights = torch.zeros_like(ones).scatter_add_(1, indices, ones).numpy()
     weights.flags.writeable = False
     return np.asarray(weights)
 
 
-_kept = lru_cache(maxsize=4)(_drawn)  # many small columns, such as bins, are resampled alike
+_cached_weights = lru_cache(maxsize=4)(_weights)  # many small columns, such as bins, are resampled alike
 
 
 def mean(parts: Array, weights: Array) -> Array:
@@ -105,14 +105,14 @@ def mean(parts: Array, weights: Array) -> Array:
 
 def means(scores: Array, weights: Array) -> Array:
     """Return the weighted mean ``[r, c]`` of every column of ``[n, c]`` over the images that have a score."""
-    there = ~np.isnan(scores)
-    total = weights @ np.where(there, scores, 0.0)
-    count = weights @ there.astype(np.float64)
+    valid = ~np.isnan(scores)
+    total = weights @ np.where(valid, scores, 0.0)
+    count = weights @ valid.astype(np.float64)
     return np.asarray(np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0))
 
 
 def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0, groups: Groups = None) -> Array:
-    """Return the score of every cell in each resample, ``[samples, c]``, aggregated anew; NaN where it has none."""
+    """Return the score of every cell in each resample, ``[samples, c]``, aggregated again; NaN where it has none."""
     averaged = [column for column, (_, aggregate) in enumerate(cells) if aggregate is mean]
     scores = np.stack([cells[column][0][:, 0] for column in averaged], axis=1) if averaged else None
     blocks = []
@@ -139,10 +139,10 @@ def interval(scores: Array, level: float = 0.95) -> Interval:
     """Return the percentile interval of resampled scores; NaN where there are none."""
     if not 0 < level < 1:
         raise VitreousError(f"level={level} must lie between 0 and 1")
-    there = scores[~np.isnan(scores)]
-    if not len(there):
-        return Interval(float("nan"), float("nan"))
-    low, high = np.quantile(there, [(1 - level) / 2, (1 + level) / 2])
+    valid = scores[~np.isnan(scores)]
+    if not len(valid):
+        return Interval(math.nan, math.nan)
+    low, high = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(low), float(high))
 
 
@@ -156,26 +156,26 @@ def difference(
     groups: Groups = None,
 ) -> Difference:
     """Return the score of ``one`` less that of ``other``, ``[n]`` or parts ``[n, P]``, over the images with both."""
-    one, other = (np.asarray(each, np.float64).reshape(len(each), -1) for each in (one, other))
-    there: Array = np.isfinite(np.concatenate([one, other], axis=1)).all(axis=1)
-    if not there.any():
+    one, other = (np.asarray(parts, np.float64).reshape(len(parts), -1) for parts in (one, other))
+    valid: Array = np.isfinite(np.concatenate([one, other], axis=1)).all(axis=1)
+    if not valid.any():
         raise VitreousError("no image has both scores")
-    pair = [np.where(there[:, None], parts, np.nan) for parts in (one, other)]
+    pair = [np.where(valid[:, None], parts, np.nan) for parts in (one, other)]
     scores = resampled([(parts, aggregate) for parts in pair], samples, seed, groups)
     gaps = scores[:, 0] - scores[:, 1]
     gaps = gaps[~np.isnan(gaps)]
     low, high = interval(gaps, level)
-    p = p_value(gaps, len(np.unique(members(len(there), groups)[there])))
+    p = p_value(gaps, len(np.unique(members(len(valid), groups)[valid])))
     first, second = (float(aggregate(parts, np.ones((1, len(parts))))[0]) for parts in pair)
-    return Difference(first - second, low, high, p, int(there.sum()))
+    return Difference(first - second, low, high, p, int(valid.sum()))
 
 
 def p_value(gaps: Array, units: int) -> float:
     """Return a two-sided p-value from the differences ``[B]`` of some resamples of so many units.
 
     ``2 (tail + 1) / (B + 1)``, tail the resamples on the rarer side of zero; never below ``2 ** (1 - units)``,
-    which is how often all of them lie on one side if either side is as likely. One image proves nothing, whatever it
-    says: resamples of it are all the same.
+    which is how often all of them lie on one side if either side is as likely. One image proves nothing: resamples of
+    it are all the same.
     """
     tail = min(int((gaps <= 0).sum()), int((gaps >= 0).sum()))
     return min(1.0, max(2 * (tail + 1) / (len(gaps) + 1), 2.0 ** (1 - units)))
@@ -186,14 +186,14 @@ def clustered_error(gaps: Array, groups: Groups = None) -> float:
 
     ``sqrt(G / (G - 1) sum_g (sum_{i in g} (d_i - mean))^2) / n`` with G groups; each row a group, ``s / sqrt(n)``.
     """
-    there = np.isfinite(gaps)
-    units = np.unique(members(len(gaps), groups)[there], return_inverse=True)[1]
+    valid = np.isfinite(gaps)
+    units = np.unique(members(len(gaps), groups)[valid], return_inverse=True)[1]
     count = int(units.max()) + 1 if len(units) else 0
     if count < 2:
         return math.nan
-    own = gaps[there]
-    sums = np.bincount(units, weights=own - own.mean())
-    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(own))
+    gaps = gaps[valid]
+    sums = np.bincount(units, weights=gaps - gaps.mean())
+    return float(np.sqrt(count / (count - 1) * (sums**2).sum()) / len(gaps))
 
 
 THIN = 20
@@ -245,30 +245,40 @@ def bins(
         raise VitreousError(f"{scores.shape} scores and {confidence.shape} confidences do not belong together")
     if not ((confidence >= 0) & (confidence <= 1)).all():
         raise VitreousError("confidences must lie between 0 and 1")
+    if by not in _CUTS:
+        raise VitreousError(f"by={by!r} is not one of {', '.join(_CUTS)}")
     if relative:
         scores = np.divide(scores, confidence, out=np.full_like(scores, np.nan), where=confidence > 0)
-    if by == "width":
-        edges = np.linspace(0, 1, count + 1)
-        which = np.minimum((confidence * count).astype(int), count - 1)
-        cuts = [(edges[i], edges[i + 1], np.flatnonzero(which == i)) for i in range(count)]
-    elif by == "mass":
-        order = np.argsort(confidence, kind="stable")
-        parts = [part for part in np.array_split(order, min(count, len(order))) if len(part)]
-        cuts = [(confidence[part[0]], confidence[part[-1]], part) for part in parts]
-    else:
-        raise VitreousError(f"by={by!r} is not one of width, mass")
-    member = None if groups is None else members(len(scores), groups)
+    member = members(len(scores), groups)
     return [
-        _bin(float(low), float(high), scores[part], member if member is None else member[part], samples, seed)
-        for low, high, part in cuts
+        _bin(float(low), float(high), scores[images], None if groups is None else member[images], samples, seed)
+        for low, high, images in _CUTS[by](confidence, count)
     ]
 
 
+Cut = tuple[float, float, Array]
+"""Both ends of a bin, and the images in it."""
+
+
+def _equal_width(confidence: Array, count: int) -> list[Cut]:
+    edges = np.linspace(0, 1, count + 1)
+    index = np.minimum((confidence * count).astype(int), count - 1)
+    return [(edges[i], edges[i + 1], np.flatnonzero(index == i)) for i in range(count)]
+
+
+def _equal_mass(confidence: Array, count: int) -> list[Cut]:
+    order = np.argsort(confidence, kind="stable")
+    parts = [part for part in np.array_split(order, min(count, len(order))) if len(part)]
+    return [(confidence[part[0]], confidence[part[-1]], part) for part in parts]
+
+
+_CUTS = {"width": _equal_width, "mass": _equal_mass}
+
+
 def _bin(low: float, high: float, scores: Array, member: Array | None, samples: int, seed: int) -> Bin:
-    there = scores[~np.isnan(scores)]
-    groups = None if member is None else member[~np.isnan(scores)].tolist()
-    if not len(there):
-        nothing = float("nan")
-        return Bin(low, high, 0, nothing, Interval(nothing, nothing))
-    (interval,) = intervals(there[:, None], samples=samples, seed=seed, groups=groups)
-    return Bin(low, high, len(there), float(there.mean()), interval)
+    valid = ~np.isnan(scores)
+    if not valid.any():
+        return Bin(low, high, 0, math.nan, Interval(math.nan, math.nan))
+    groups = None if member is None else member[valid].tolist()
+    (interval,) = intervals(scores[valid][:, None], samples=samples, seed=seed, groups=groups)
+    return Bin(low, high, int(valid.sum()), float(scores[valid].mean()), interval)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.metrics.base import Metric, choice, number, register_metric
-from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Evaluation
+from vitreous.metrics.ranking import Array
 
 
 @dataclass

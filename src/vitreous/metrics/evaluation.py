@@ -6,10 +6,9 @@ states have been run: all that a metric reads.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,9 +18,8 @@ from torch import Tensor
 from vitreous.errors import MapError, TargetError, VitreousError
 from vitreous.metrics.baselines import BASELINES
 from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig, Readings
-from vitreous.metrics.curves import Array
 from vitreous.metrics.perturb import ImageBatch, ImageShape, MapBatch, copies
-from vitreous.metrics.ranking import NONFINITE, enlarged, finite, flag, patched, sound
+from vitreous.metrics.ranking import NONFINITE, Array, enlarged, finite, flag, patched, sound
 from vitreous.metrics.requests import (
     CLEAN,
     FULLY_REMOVED,
@@ -61,6 +59,7 @@ class AnswerTable:
         return {key: np.concatenate(rows) for key, rows in self._rows.items()}
 
 
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """The answers about the maps of one method. Images are the first axis of everything.
 
@@ -69,32 +68,21 @@ class Evaluation:
     map was left out has NaN everywhere.
     """
 
-    explain_class = "given"
-    score_class = "pred"
-
-    def __init__(
-        self,
-        arrays: Mapping[Key, Array],
-        readings: Readings,
-        image_shape: ImageShape,
-        columns: Sequence[str],
-        interpolation: str = "bilinear",
-    ) -> None:
-        self.image_shape = image_shape
-        self.requests: Mapping[str, Request] = {}
-        self._arrays, self._readings, self._columns, self._interpolation = arrays, readings, columns, interpolation
-        self._computed: dict[Hashable, Any] = {}
+    arrays: Mapping[Key, Array]
+    readings: Readings
+    image_shape: ImageShape
+    columns: Sequence[str]
+    interpolation: str = "bilinear"
+    explain_class: str = "given"
+    score_class: str = "pred"
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    _computed: dict[Hashable, Any] = field(default_factory=dict)
 
     def with_classes(
-        self,
-        explain_class: str = "given",
-        score_class: str = "pred",
-        requests: Mapping[str, Request] | None = None,
+        self, explain_class: str = "given", score_class: str = "pred", requests: Mapping[str, Request] | None = None
     ) -> Evaluation:
         """Return the same answers, read for other classes and requests."""
-        other = copy.copy(self)
-        other.explain_class, other.score_class, other.requests = explain_class, score_class, requests or {}
-        return other
+        return replace(self, explain_class=explain_class, score_class=score_class, requests=requests or {})
 
     def computed(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return what ``compute`` returns, computed once for all metrics that use the same key."""
@@ -104,24 +92,24 @@ class Evaluation:
         return value
 
     def __len__(self) -> int:
-        return len(self._arrays["clean", None, None])
+        return len(self.arrays["clean", None, None])
 
     # -- maps and annotations --------------------------------------------------------------------------
 
     @property
     def flags(self) -> Array:
         """The code of each map in ``FLAGS``, ``[B]``."""
-        return self._arrays["flags", None, self.explain_class]
+        return self.arrays["flags", None, self.explain_class]
 
     @property
     def left_out(self) -> Array:
         """Which maps were left out, ``[B]``."""
-        return self._arrays["left out", None, self.explain_class]
+        return self.arrays["left out", None, self.explain_class]
 
     @property
     def raw_maps(self) -> Array:
         """The maps as the method returned them, ``[B, h, w]``."""
-        return self._arrays["maps", None, self.explain_class]
+        return self.arrays["maps", None, self.explain_class]
 
     def maps(self, grid: str = "own", interpolation: str | None = None) -> Array:
         """Return the values of the maps in float64, finite, or NaN everywhere where a map was left out.
@@ -134,7 +122,7 @@ class Evaluation:
             maps = finite(self.raw_maps.astype(np.float64))
             maps[self.left_out] = np.nan
             if grid == "pixel":
-                maps = enlarged(maps, self.image_shape.pixels, interpolation or self._interpolation)
+                maps = enlarged(maps, self.image_shape.pixels, interpolation or self.interpolation)
             elif grid == "token" and maps.shape[1:] != self.image_shape.tokens:
                 maps = patched(enlarged(maps, self.image_shape.pixels, "bilinear"), self.image_shape.tokens)
             maps.flags.writeable = False  # all metrics read the same array
@@ -149,7 +137,7 @@ class Evaluation:
     @property
     def annotations(self) -> Array:
         """What is known about each image: an array of ``vitreous.Annotation``."""
-        return self._arrays["annotations", None, None]
+        return self.arrays["annotations", None, None]
 
     def masks(self, request: str | Request) -> Array:
         """Return the masks that were removed, ``[B, n, h, w]``, true where something was."""
@@ -163,7 +151,7 @@ class Evaluation:
 
     def log_probability(self, request: str | Request) -> Array:
         """Return ``log P`` of the scored class in each state of a request, ``[B, J]``."""
-        return self._read(self._readings.log_probability, request)
+        return self._read(self.readings.log_probability, request)
 
     def probability(self, request: str | Request) -> Array:
         """Return ``P`` of the scored class in each state of a request, ``[B, J]``."""
@@ -171,13 +159,13 @@ class Evaluation:
 
     def logit(self, request: str | Request) -> Array:
         """Return the logit of the scored class in each state, ``[B, J]``; of one-logit heads, half of it."""
-        return self._read(self._readings.logit, request)
+        return self._read(self.readings.logit, request)
 
     def correct(self, request: str | Request, score_class: str = "label") -> Array:
         """Return 1 where the arg-max is the true (or scored) class and 0 elsewhere, ``[B, J]``."""
         slots, left_out = self._slots(request)
-        expected = self._arrays["classes", None, None][:, self._column(score_class)]
-        values: Array = (self._readings.arg_max[slots] == expected[:, None]).astype(np.float64)
+        expected = self.arrays["classes", None, None][:, self._column(score_class)]
+        values: Array = (self.readings.arg_max[slots] == expected[:, None]).astype(np.float64)
         values[left_out] = np.nan
         return values
 
@@ -189,7 +177,7 @@ class Evaluation:
 
     def clean_log_probability(self) -> Array:
         """Return ``log P`` of the scored class for the images themselves, ``[B]``."""
-        return self._clean(self._readings.log_probability)
+        return self._clean(self.readings.log_probability)
 
     def clean_probability(self) -> Array:
         """Return ``P`` of the scored class for the images themselves, ``[B]``."""
@@ -197,7 +185,7 @@ class Evaluation:
 
     def clean_logit(self) -> Array:
         """Return the logit of the scored class for the images themselves, ``[B]``."""
-        return self._clean(self._readings.logit)
+        return self._clean(self.readings.logit)
 
     def loss(self, request: str | Request, output: str = "logit") -> Array:
         """Return by how much the scored class's ``logit`` or ``probability`` is lower in each state, ``[B, J]``."""
@@ -207,7 +195,7 @@ class Evaluation:
 
     def loss_without_parts(self, request: str | Request, output: str = "logit") -> list[dict[str, float]]:
         """Return by how much the ``logit`` or ``log_probability`` is lower without each part of each image."""
-        readings, clean = getattr(self._readings, output), self._clean(getattr(self._readings, output))
+        readings, clean = getattr(self.readings, output), self._clean(getattr(self.readings, output))
         column, rows = self._column(self.score_class), self._array("parts", request)
         return [
             {name: float(own - float(readings[slot, column])) for name, slot in row.items()}
@@ -217,7 +205,7 @@ class Evaluation:
     # -- where they stand ------------------------------------------------------------------------------
 
     def _clean(self, readings: Array) -> Array:
-        slots = self._arrays["clean", None, None]
+        slots = self.arrays["clean", None, None]
         return np.asarray(readings[slots, self._column(self.score_class)], np.float64)
 
     def _read(self, readings: Array, request: str | Request) -> Array:
@@ -237,17 +225,17 @@ class Evaluation:
     def _array(self, kind: str, request: str | Request) -> Array:
         value = self._request(request)
         key = (kind, value, None if value.shared else self.explain_class)
-        if key not in self._arrays:
+        if key not in self.arrays:
             raise VitreousError(f"a metric reads {kind} of {value!r:.80}, which it did not request")
-        return self._arrays[key]
+        return self.arrays[key]
 
     def _column(self, score_class: str) -> int:
         name = self.explain_class if score_class == "explained" else score_class
-        if name == "given" and "given" not in self._columns:
+        if name == "given" and "given" not in self.columns:
             name = "pred"
-        if name not in self._columns:
+        if name not in self.columns:
             raise TargetError(f"there is no {name!r} class to score: give labels")
-        return self._columns.index(name)
+        return self.columns.index(name)
 
 
 @dataclass(frozen=True)
@@ -365,26 +353,22 @@ class Evaluator:
         evaluations = {}
         for name, table in self._by_method.items():
             again = (reattributions or {}).get(name, {})
-            arrays = {("maps", request, mode): maps for (request, mode), maps in again.items()}
-            evaluations[name] = Evaluation(
-                shared | table.arrays() | arrays,
-                readings,
-                self.plan.image_shape,
-                self.columns,
-                self.config.interpolation,
-            )
+            arrays: dict[Key, Array] = {("maps", request, mode): maps for (request, mode), maps in again.items()}
+            arrays |= shared | table.arrays()
+            shape, interpolation = self.plan.image_shape, self.config.interpolation
+            evaluations[name] = Evaluation(arrays, readings, shape, self.columns, interpolation)
         return evaluations
 
     def _add_fully_removed(self, baseline: str, images: ImageBatch) -> None:
-        shown, shape = images.baselines[baseline], images.inputs.shape
+        bare_images, shape = images.baselines[baseline], images.inputs.shape
         slots = self.runner.reserve(len(images.inputs))
         self._shared.add(FULLY_REMOVED, slots, baseline)
         if BASELINES[baseline].constant:  # one forward for all images
             if baseline not in self._constant:
-                self._constant[baseline] = self.runner.forward(shown.expand(1, *shape[1:]))
+                self._constant[baseline] = self.runner.forward(bare_images.expand(1, *shape[1:]))
             self.runner.record(self._constant[baseline].expand(shape[0], -1), images.scored, slots)
         else:
-            self.runner.add_images(copies(shown), self.plan.image_shape.pixels, images.scored, slots)
+            self.runner.add_images(copies(bare_images), self.plan.image_shape.pixels, images.scored, slots)
 
     def _add_maps(self, name: str, maps: Maps, flags: Array, images: ImageBatch) -> None:
         invalid = flags == NONFINITE

@@ -24,10 +24,9 @@ from PIL import Image
 from vitreous.errors import SpecError, VitreousError
 from vitreous.metrics.base import Metric, baseline_name, choice, register_metric
 from vitreous.metrics.bootstrap import Cell, mean
-from vitreous.metrics.curves import Array, Curve, area
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.requests import RankedRemoval, RenderedStates, Request
+from vitreous.metrics.ranking import Array, Curve, area
+from vitreous.metrics.requests import ImageShape, RankedRemoval, RenderedStates, Request
 from vitreous.tracing.prng import PRNGKey
 
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10, 0.13, 0.21, 0.34, 0.5, 0.75)
@@ -43,34 +42,34 @@ class Revealed:
     share: float = 0.01
 
     def __call__(self, image: Array, values: Array | None, key: int) -> tuple[Array, Array]:
-        shown = self._always(image.shape[:2], key)
+        visible = self._always(image.shape[:2], key)
         if values is None:
-            states = [image, blurred(image, shown)]
+            states = [image, blurred(image, visible)]
         else:
             edges = np.quantile(values, [1 - threshold for threshold in self.thresholds])
-            states = [blurred(image, shown | (values >= edge)) for edge in edges]
+            states = [blurred(image, visible | (values >= edge)) for edge in edges]
         return np.stack(states), np.array([webp_size(state) for state in states], np.float64)
 
     def _always(self, size: Sequence[int], key: int) -> Array:
         """Return the random pixels and the corners."""
-        shown = np.zeros(size, bool)
-        order = PRNGKey(torch.tensor([key])).permutation(shown.size)[0].numpy()
-        shown.flat[order[: int(self.share * shown.size)]] = True
-        shown[[0, 0, -1, -1], [0, -1, 0, -1]] = True
-        return shown
+        visible = np.zeros(size, bool)
+        order = PRNGKey(torch.tensor([key])).permutation(visible.size)[0].numpy()
+        visible.flat[order[: int(self.share * visible.size)]] = True
+        visible[[0, 0, -1, -1], [0, -1, 0, -1]] = True
+        return visible
 
 
-def blurred(image: Array, shown: Array) -> Array:
+def blurred(image: Array, visible: Array) -> Array:
     """Return an image ``[H, W, 3]`` with all pixels that are not shown interpolated linearly on their triangulation."""
-    if shown.all():
+    if visible.all():
         return image
     try:
         from scipy.interpolate import LinearNDInterpolator
     except ImportError:
         raise VitreousError("aic and sic need scipy; pip install 'vitreous[bench]'") from None
-    between = LinearNDInterpolator(np.argwhere(shown), image[shown].astype(np.float64))(np.argwhere(~shown))
+    between = LinearNDInterpolator(np.argwhere(visible), image[visible].astype(np.float64))(np.argwhere(~visible))
     filled: Array = image.copy()
-    filled[~shown] = np.round(np.where(np.isnan(between), image.mean(axis=(0, 1)), between))
+    filled[~visible] = np.round(np.where(np.isnan(between), image.mean(axis=(0, 1)), between))
     return filled
 
 
@@ -133,13 +132,13 @@ class _Information(Metric):
 
     def _levels(self, evaluation: Evaluation) -> Array:
         """Return the curve of every image, ``[B, 1001]``."""
-        (sharp, bare), shown = self._performance(evaluation, "ends").T, self._performance(evaluation, "thresholds")
+        (sharp, blurry), revealed = self._performance(evaluation, "ends").T, self._performance(evaluation, "thresholds")
         (size, smallest), sizes = evaluation.numbers("ends").T, evaluation.numbers("thresholds")
-        usable = (sharp >= self.confidence) & (bare < sharp) & (smallest < size) & ~np.isnan(shown).any(axis=1)
-        levels = np.full((len(shown), len(_POINTS)), np.nan)
+        usable = (sharp >= self.confidence) & (blurry < sharp) & (smallest < size) & ~np.isnan(revealed).any(axis=1)
+        levels = np.full((len(revealed), len(_POINTS)), np.nan)
         for image in np.flatnonzero(usable):
             information = (sizes[image] - smallest[image]) / (size[image] - smallest[image])
-            performance = (shown[image] - bare[image]) / (sharp[image] - bare[image])
+            performance = (revealed[image] - blurry[image]) / (sharp[image] - blurry[image])
             levels[image] = performance_curve(information.clip(0, 1), performance.clip(0, 1), self.monotonous)
         return levels
 
@@ -260,7 +259,7 @@ class _Masked(Metric):
     What speaks against the class is removed with what says nothing: the weight is the positive part of the map
     (Chattopadhay et al. and Zhang et al., whose maps end in a ReLU), less its minimum and divided by what is left of
     its maximum (Zhang et al.; the former divide by the maximum, the same wherever the minimum is 0). A map that is
-    constant, or positive nowhere, has weight 0: the model is shown the bare baseline.
+    constant, or positive nowhere, has weight 0: the model gets the bare baseline.
     """
 
     baseline: str = baseline_name("zero_norm", fades=True)

@@ -12,11 +12,9 @@ import torch
 
 from vitreous.errors import SpecError
 from vitreous.metrics.base import Metric, choice, number, register_metric
-from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.ranking import order
-from vitreous.metrics.requests import AnnotationRequest, Request
+from vitreous.metrics.ranking import Array, order
+from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
 from vitreous.metrics.similarity import gaussian_blur
 
 _ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
@@ -109,10 +107,10 @@ def ratio(part: float, total: float, minimum: float = 0.0) -> float:
 
 def above_mean(values: Array) -> tuple[Array, Array]:
     """Return a map scaled to 0 .. 1, and where it is above its mean; a constant one is 0, and above it nowhere."""
-    low, high = values.min(), values.max()
-    if low == high:
+    smallest, largest = values.min(), values.max()
+    if smallest == largest:
         return np.zeros_like(values), np.zeros(values.shape, bool)
-    scaled = (values - low) / (high - low)
+    scaled = (values - smallest) / (largest - smallest)
     return scaled, scaled > scaled.mean()
 
 

@@ -18,10 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.baselines import BASELINES, noise
-from vitreous.metrics.curves import Array
-from vitreous.metrics.inpainting import filled
-from vitreous.metrics.ranking import enlarged, order, scaled, sound, token_map, unit_ranks
+from vitreous.metrics.baselines import BASELINES, inpaint, noise
+from vitreous.metrics.ranking import Array, enlarged, order, scaled, sound, token_map, unit_ranks
 from vitreous.models import VisionModel
 
 if TYPE_CHECKING:
@@ -127,12 +125,12 @@ def copies(images: Tensor) -> Write:
 
 def select(images: ImageBatch, image: int, baseline: str, keep: bool, spans: Tensor, ranks: Tensor) -> Write:
     """Return what writes the states of some spans ``[J, 2]``: pixels of these ranks kept, or removed."""
-    low, high = spans[:, 0].view(-1, 1, 1, 1), spans[:, 1].view(-1, 1, 1, 1)
+    first, last = spans[:, 0].view(-1, 1, 1, 1), spans[:, 1].view(-1, 1, 1, 1)
     from_top = bool((spans[:, 0] == 0).all())
 
     def inside(start: int, stop: int) -> Tensor:
-        below = ranks < high[start:stop]
-        return below if from_top else below & (ranks >= low[start:stop])
+        below = ranks < last[start:stop]
+        return below if from_top else below & (ranks >= first[start:stop])
 
     if BASELINES[baseline].imputes:
         return _impute(images, image, (lambda start, stop: ~inside(start, stop)) if keep else inside)
@@ -283,13 +281,13 @@ def perturbed(
             write = select(images, image, baseline, request.keep, spans, ranks)
         missing = write(states[image], 0, len(spans))
         if missing is not None:
-            states[image] = filled(states[image], missing)
+            states[image] = inpaint(states[image], missing)
     return states
 
 
 def _removed_tokens(request: RankedRemoval, ranked: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return which tokens are removed in every state, ``[J, h, w]``."""
     removed = torch.zeros(len(request.spans), len(ranked), dtype=torch.bool, device=ranked.device)
-    for state, (low, high) in enumerate(request.spans):
-        removed[state, ranked[low:high]] = True
+    for state, (start, stop) in enumerate(request.spans):
+        removed[state, ranked[start:stop]] = True
     return (~removed if request.keep else removed).view(-1, *grid)

@@ -7,22 +7,22 @@ constant map is ranked by the tie key alone, so it scores like a random order; a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
-from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.requests import RankedRemoval, Request
+from vitreous.metrics.ranking import Array, Curve, area, equal_steps, percent_steps
+from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
 from vitreous.registry import check_at_least
 
 _LABEL = {"explain_class": "label", "score_class": "label"}
 _TIS = {"steps": 224, "area": "mean", "start": False, **_LABEL}
 MOST_RELEVANT, LEAST_RELEVANT = "most relevant first", "least relevant first"
+BOTH_ORDERS = {LEAST_RELEVANT: False, MOST_RELEVANT: True}
 
 
 @dataclass
@@ -52,6 +52,23 @@ class CurveMetric(Metric):
         return first - others[0] if others else first
 
 
+class OrderedRemoval(CurveMetric):
+    """Base of what removes pixels in one order or both: ``orders`` says of each curve if the most relevant go first."""
+
+    baseline: str
+    orders: ClassVar[Mapping[str, bool]]
+
+    def counts(self, image_shape: ImageShape) -> Sequence[int]:
+        """Return how many pixels are removed in each state."""
+        raise NotImplementedError
+
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
+        counts, size = self.counts(image_shape), image_shape.num_pixels
+        most = RankedRemoval.deletion(self.baseline, counts)
+        least = RankedRemoval.insertion(self.baseline, [size - count for count in counts])  # the most relevant stay
+        return {name: most if is_most else least for name, is_most in self.orders.items()}
+
+
 @dataclass
 class _InsertionDeletion(CurveMetric):
     """Shared by insertion, deletion and their difference."""
@@ -72,11 +89,7 @@ class _InsertionDeletion(CurveMetric):
     "insertion",
     family="faithfulness",
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
-    presets={
-        "rise": {},
-        "coiba": {"baseline": "blur_51", **_LABEL},
-        "tis": {"baseline": "blur_tv", **_TIS},
-    },
+    presets={"rise": {}, "coiba": {"baseline": "blur_51", **_LABEL}, "tis": {"baseline": "blur_tv", **_TIS}},
 )
 @dataclass
 class Insertion(_InsertionDeletion):
@@ -124,11 +137,7 @@ class Insertion(_InsertionDeletion):
     "deletion",
     family="faithfulness",
     papers=("petsiuk2018rise", "hong2025coiba", "englebert2023explaining"),
-    presets={
-        "rise": {},
-        "coiba": {"baseline": "black", **_LABEL},
-        "tis": {"baseline": "blur_tv", **_TIS},
-    },
+    presets={"rise": {}, "coiba": {"baseline": "black", **_LABEL}, "tis": {"baseline": "blur_tv", **_TIS}},
 )
 @dataclass
 class Deletion(_InsertionDeletion):
@@ -223,7 +232,7 @@ class InsDel(_InsertionDeletion):
 
 
 @dataclass
-class _Perturbation(CurveMetric):
+class _Perturbation(OrderedRemoval):
     """Shared by what removes shares of the pixels: ``floor(j n / steps)`` of them, ``j / steps`` up to ``stop``."""
 
     steps: int = number(20, at_least=1)
@@ -234,14 +243,8 @@ class _Perturbation(CurveMetric):
         check_at_least("stop", self.stop, 1 / self.steps)
         check_at_least("stop", -self.stop, -1)
 
-    def _most_relevant(self, image_shape: ImageShape) -> RankedRemoval:
-        return RankedRemoval.deletion(self.baseline, percent_steps(image_shape.num_pixels, self.steps, self.stop))
-
-    def _least_relevant(self, image_shape: ImageShape) -> RankedRemoval:
-        """The least relevant removed: what is left is the most relevant kept."""
-        size = image_shape.num_pixels
-        counts = [size - count for count in percent_steps(size, self.steps, self.stop)]
-        return RankedRemoval.insertion(self.baseline, counts)
+    def counts(self, image_shape: ImageShape) -> Sequence[int]:
+        return percent_steps(image_shape.num_pixels, self.steps, self.stop)
 
     def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.arange(round(self.steps * self.stop) + 1) / self.steps
@@ -307,9 +310,7 @@ class PositivePerturbation(_Accuracy):
     """
 
     higher_is_better = False
-
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {"accuracy": self._most_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = {"accuracy": True}
 
 
 @register_metric(
@@ -345,8 +346,7 @@ class NegativePerturbation(_Accuracy):
     True
     """
 
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {"accuracy": self._least_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = {"accuracy": False}
 
 
 @dataclass
@@ -354,9 +354,7 @@ class _Drop(_Perturbation):
     """Shared by AOPC and LOdds: a mean over the grid, the untouched image included or not."""
 
     include_zero: bool = True
-
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {"log-probability": self._most_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = {"log-probability": True}
 
     def y(self, request: str, evaluation: Evaluation) -> Array:
         return evaluation.log_probability(request)
@@ -468,5 +466,4 @@ class SRG(_Perturbation):
     (2,)
     """
 
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {LEAST_RELEVANT: self._least_relevant(image_shape), MOST_RELEVANT: self._most_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = BOTH_ORDERS

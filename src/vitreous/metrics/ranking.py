@@ -1,8 +1,13 @@
-"""From a map to an order: one stable sort per map, equal values in the order of a seeded key."""
+"""From a map to an order, steps along it, and curves over these steps.
+
+One stable sort per map; equal values come in the order of a seeded key.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,9 +15,10 @@ from torch import Tensor
 
 from vitreous.errors import MapError
 from vitreous.methods import to_grid
-from vitreous.metrics.curves import Array
 from vitreous.models import VisionModel
 from vitreous.tracing.prng import PRNGKey
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 TIES = ("random", "raster", "reverse_raster")
 """The order of equal values: a fixed seeded permutation (the same for all maps), reading order, or its reverse."""
@@ -168,3 +174,41 @@ def _tie_key(size: int, ties: str, seed: int, device: torch.device) -> Tensor:
         return PRNGKey.of(seed, "ties", device).permutation(size)[0]
     forward = torch.arange(size, device=device)
     return forward if ties == "raster" else forward.flip(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What a score is read from: ``y`` ``[n, J]``, one line per image, over the fractions ``x`` ``[J]``."""
+
+    x: Array
+    y: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean line over the images that have one."""
+        valid = self.y[~np.isnan(self.y).any(axis=1)]
+        return valid.mean(axis=0) if len(valid) else np.full(len(self.x), np.nan)
+
+
+def equal_steps(size: int, steps: int) -> tuple[int, ...]:
+    """Return ``k_j = min(size, j * ceil(size / steps))`` from 0 to ``size``; the last step may be shorter."""
+    width = -(-size // steps)
+    return (*range(0, size, width), size)
+
+
+def percent_steps(size: int, steps: int, stop: float = 1.0) -> tuple[int, ...]:
+    """Return ``floor(j / steps * size)`` for ``j / steps`` from 0 to ``stop``, in whole numbers."""
+    return tuple(j * size // steps for j in range(round(steps * stop) + 1))
+
+
+def area(curve: Array, at: Array, rule: str = "trapezoid", normalise: bool = True) -> Array:
+    """Return one number for each curve ``[B, J]`` over the abscissae ``[J]``.
+
+    ``trapezoid``: ``sum_j (x_{j+1} - x_j) (y_j + y_{j+1}) / 2`` with the true fractions, divided by the width of the
+    grid unless ``normalise`` is off. ``mean``: the mean of the points.
+    """
+    if rule == "mean":
+        return np.asarray(curve.mean(axis=1))
+    widths = np.diff(at)
+    total = ((curve[:, 1:] + curve[:, :-1]) / 2) @ widths
+    return np.asarray(total / widths.sum() if normalise else total)

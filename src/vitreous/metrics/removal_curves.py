@@ -12,7 +12,7 @@ tokens always stay, and of the curve's ends a sequence without patches is not ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,24 +20,20 @@ import numpy as np
 
 from vitreous.metrics.base import baseline_name, choice, number, register_metric
 from vitreous.metrics.baselines import DROP
-from vitreous.metrics.curves import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.pixel_removal import LEAST_RELEVANT, MOST_RELEVANT, CurveMetric
-from vitreous.metrics.requests import RankedRemoval, Request
+from vitreous.metrics.pixel_removal import BOTH_ORDERS, LEAST_RELEVANT, MOST_RELEVANT, CurveMetric, OrderedRemoval
+from vitreous.metrics.ranking import Array, Curve, area, equal_steps, percent_steps
+from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
 
 _ROAD: dict[str, Any] = {
     "family": "faithfulness",
     "papers": ("rong2022consistent", "hong2025coiba"),
-    "presets": {
-        "coiba": {"explain_class": "label", "score_class": "label"},
-        "rong": {"steps": 10, "by": "accuracy"},
-    },
+    "presets": {"coiba": {"explain_class": "label", "score_class": "label"}, "rong": {"steps": 10, "by": "accuracy"}},
 }
 
 
 @dataclass
-class _Road(CurveMetric):
+class _Road(OrderedRemoval):
     """Shared by both orders and their difference."""
 
     steps: int = number(5, at_least=2)
@@ -48,12 +44,8 @@ class _Road(CurveMetric):
     def needs_labels(self) -> bool:
         return self.by == "accuracy" or super().needs_labels
 
-    def _most_relevant(self, image_shape: ImageShape) -> RankedRemoval:
-        return RankedRemoval.deletion(self.baseline, percent_steps(image_shape.num_pixels, self.steps)[1:-1])
-
-    def _least_relevant(self, image_shape: ImageShape) -> RankedRemoval:
-        size = image_shape.num_pixels
-        return RankedRemoval.insertion(self.baseline, [size - n for n in percent_steps(size, self.steps)[1:-1]])
+    def counts(self, image_shape: ImageShape) -> Sequence[int]:
+        return percent_steps(image_shape.num_pixels, self.steps)[1:-1]
 
     def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.arange(1, self.steps) / self.steps
@@ -99,9 +91,7 @@ class RoadMoRF(_Road):
     """
 
     higher_is_better = False
-
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {MOST_RELEVANT: self._most_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = {MOST_RELEVANT: True}
 
 
 @register_metric("road_lerf", **_ROAD)
@@ -131,8 +121,7 @@ class RoadLeRF(_Road):
     4
     """
 
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {LEAST_RELEVANT: self._least_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = {LEAST_RELEVANT: False}
 
 
 @register_metric("road", aliases=("delta_road",), **_ROAD)
@@ -161,8 +150,7 @@ class Road(_Road):
     8
     """
 
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {LEAST_RELEVANT: self._least_relevant(image_shape), MOST_RELEVANT: self._most_relevant(image_shape)}
+    orders: ClassVar[Mapping[str, bool]] = BOTH_ORDERS
 
 
 @dataclass

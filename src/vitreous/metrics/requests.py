@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.metrics.curves import Array
-from vitreous.metrics.perturb import ImageShape, copies, fade, masked, select
-from vitreous.metrics.ranking import order, scaled, token_map, unit_ranks
+from vitreous.metrics.perturb import ImageShape as ImageShape
+from vitreous.metrics.perturb import copies, fade, masked, select
+from vitreous.metrics.ranking import Array, order, scaled, token_map, unit_ranks
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
 
 if TYPE_CHECKING:
-    from vitreous.metrics.batch_runner import BatchRunner
+    from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig
     from vitreous.metrics.evaluation import AnswerTable
-    from vitreous.metrics.perturb import ImageBatch, MapBatch
+    from vitreous.metrics.perturb import ImageBatch, MapBatch, Write
 
 Span = tuple[int, int]
 Removal = tuple[str, str, bool, Span]
@@ -78,7 +78,7 @@ def num_states(requests: Iterable[Request], image_shape: ImageShape, shared: boo
 
 @dataclass(frozen=True)
 class RankedRemoval(Request):
-    """States along an order of the pixels: the ranks ``low .. high - 1`` of each span are kept or removed.
+    """States along an order of the pixels: the ranks ``start .. stop - 1`` of each span are kept or removed.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class RankedRemoval(Request):
     @property
     def counts(self) -> tuple[int, ...]:
         """How many are kept or removed in each state."""
-        return tuple(high - low for low, high in self.spans)
+        return tuple(stop - start for start, stop in self.spans)
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
@@ -143,10 +143,10 @@ class RankedRemoval(Request):
         """Return which end of the curve a span is, if it is one."""
         if self.unit.startswith("blend:"):
             return None
-        size, (low, high) = self.size(image_shape), span
-        if not 0 <= low <= high <= size:
-            raise VitreousError(f"{low} .. {high} {self.unit}s are outside 0..{size}")
-        left = high - low if self.keep else size - (high - low)
+        size, (start, stop) = self.size(image_shape), span
+        if not 0 <= start <= stop <= size:
+            raise VitreousError(f"{start} .. {stop} {self.unit}s are outside 0..{size}")
+        left = stop - start if self.keep else size - (stop - start)
         if left == 0 and self.unit == "token":
             raise VitreousError("a state without any token cannot be run; keep at least one")
         return CLEAN if left == size else FULLY_REMOVED if left == 0 else None
@@ -225,31 +225,44 @@ def enqueue_orders(
     ``values`` ``[R, h, w]`` are ranked; row r belongs to image ``owners[r]``, has the states of ``layouts[r]`` and its
     answers stand from ``starts[r]`` on.
     """
-    size, config = images.image_shape.pixels, runner.config
-    distinct = list(dict.fromkeys(layouts))
-    units = sorted({run.unit for layout in distinct for run in layout.runs} - {"token"})
-    blends = {unit: scaled(values, size, unit[6:]) for unit in units if unit.startswith("blend:")}
-    ranks = {
-        unit: unit_ranks(values, size, unit, config.interpolation, config.tie_breaking, config.seed)
-        for unit in units
-        if unit not in blends
-    }
-    spans = {run.spans: _int32(run.spans, values) for layout in distinct for run in layout.runs if run.unit in ranks}
+    distinct, size = list(dict.fromkeys(layouts)), images.image_shape.pixels
+    writer = _RunWriter(images, values, runner.config)
     for row, (image, layout, start) in enumerate(zip(owners.tolist(), layouts, starts.tolist(), strict=True)):
         for run in layout.runs:
-            if run.unit in ranks:
-                write = select(images, image, run.baseline, run.keep, spans[run.spans], ranks[run.unit][row])
-            elif run.unit in blends:
-                write = fade(images, image, run.baseline, blends[run.unit][row])
-            else:
-                continue
-            slots = np.arange(start + run.start, start + run.start + len(run.spans))
-            runner.add_images(write, size, images.scored[image], slots)
+            if run.unit != "token":
+                slots = np.arange(start + run.start, start + run.start + len(run.spans))
+                runner.add_images(writer.write(run, row, image), size, images.scored[image], slots)
     for layout in distinct:
         runs = [run for run in layout.runs if run.unit == "token"]
         if runs:
             rows = np.array([row for row, other in enumerate(layouts) if other is layout])
             _enqueue_tokens(runner, images, values[on(rows, values)], owners[rows], runs, starts[rows])
+
+
+class _RunWriter:
+    """Writes the states of one order after the other; ranks, weights and spans are computed once for all of them."""
+
+    def __init__(self, images: ImageBatch, values: Tensor, config: EvaluationConfig) -> None:
+        self.images, self.values, self.config, self.size = images, values, config, images.image_shape.pixels
+        self.by_unit: dict[str, Tensor] = {}
+        self.spans: dict[tuple[Span, ...], Tensor] = {}
+
+    def write(self, run: Run, row: int, image: int) -> Write:
+        """Return what writes the states of one run."""
+        if run.unit not in self.by_unit:
+            self.by_unit[run.unit] = self._weights_or_ranks(run.unit)
+        weights_or_ranks = self.by_unit[run.unit][row]
+        if run.unit.startswith("blend:"):
+            return fade(self.images, image, run.baseline, weights_or_ranks)
+        if run.spans not in self.spans:
+            self.spans[run.spans] = torch.tensor(run.spans, dtype=torch.int32, device=self.values.device)
+        return select(self.images, image, run.baseline, run.keep, self.spans[run.spans], weights_or_ranks)
+
+    def _weights_or_ranks(self, unit: str) -> Tensor:
+        if unit.startswith("blend:"):
+            return scaled(self.values, self.size, unit[6:])
+        config = self.config
+        return unit_ranks(self.values, self.size, unit, config.interpolation, config.tie_breaking, config.seed)
 
 
 def _enqueue_tokens(
@@ -259,8 +272,8 @@ def _enqueue_tokens(
     ranked = order(token_map(values, runner.model, images.inputs).flatten(1), config.tie_breaking, config.seed)
     rows = on(owners, values)
     for run in runs:
-        for position, (low, high) in enumerate(run.spans, run.start):
-            inside, outside = ranked[:, low:high], torch.cat([ranked[:, :low], ranked[:, high:]], dim=1)
+        for position, (low, stop) in enumerate(run.spans, run.start):
+            inside, outside = ranked[:, low:stop], torch.cat([ranked[:, :low], ranked[:, stop:]], dim=1)
             keep = (inside if run.keep else outside).sort(dim=1).values
             runner.add_tokens(tokens, rows, keep, images.scored[rows], starts + position)
 
@@ -270,12 +283,17 @@ def on(indices: Array, like: Tensor) -> Tensor:
     return torch.from_numpy(indices).to(like.device)
 
 
-def _int32(spans: tuple[Span, ...], like: Tensor) -> Tensor:
-    return torch.tensor(spans, dtype=torch.int32, device=like.device)
+class _Counted(Request):
+    """A request for ``n`` states."""
+
+    n: int
+
+    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
+        return frozenset((self, index) for index in range(self.n))
 
 
 @dataclass(frozen=True)
-class Masks(Request):
+class Masks(_Counted):
     """States in which masks are removed that do not depend on a map: given ones, or drawn for each image.
 
     Parameters
@@ -295,9 +313,6 @@ class Masks(Request):
     draw: Callable[[PRNGKey, ImageShape], Tensor]
     n: int
     unit: str = "pixel"
-
-    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
-        return frozenset((self, index) for index in range(self.n))
 
     def baselines(self, image_shape: ImageShape) -> frozenset[str]:
         return frozenset({self.baseline})
@@ -387,7 +402,7 @@ class RandomMasks:
 
 
 @dataclass(frozen=True)
-class Images(Request):
+class Images(_Counted):
     """Other images made from an image: noisy, shifted, combined. ``make`` returns ``[B, n, 3, H, W]``."""
 
     name: str
@@ -397,9 +412,6 @@ class Images(Request):
     def of(self, inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
         """Make them."""
         return self.make(inputs, preprocess, PRNGKey.of_images(seed, f"images {self.name}", inputs))
-
-    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
-        return frozenset((self, index) for index in range(self.n))
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         others = self.of(images.inputs, runner.model.preprocess, images.seed)
@@ -427,7 +439,7 @@ class Measured(Request):
 
 
 @dataclass(frozen=True)
-class RenderedStates(Request):
+class RenderedStates(_Counted):
     """States that are drawn in 8 bits outside the model, in threads, with a number for each: its size on disk, say.
 
     ``draw`` gets the image ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``, for
@@ -443,9 +455,6 @@ class RenderedStates(Request):
     def shared(self) -> bool:  # type: ignore[override]
         return self.by == "image"
 
-    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
-        return frozenset((self, index) for index in range(self.n))
-
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         is_drawn = np.ones(len(images.inputs), bool) if maps is None else ~maps.left_out
         slots, numbers = np.zeros((len(is_drawn), self.n), np.int64), np.full((len(is_drawn), self.n), np.nan)
@@ -459,7 +468,7 @@ class RenderedStates(Request):
             picture = np.asarray(runner.model.preprocess.to_image(images.inputs[image]))
             values = None if fine is None else fine[image]
             task = (self.draw, picture, values, keys[image] % 2**63)
-            runner.add_rendered(task, images.scored[image], slots[image], numbers[image])
+            runner.renderer.add(task, images.scored[image], slots[image], numbers[image])
 
 
 @dataclass(frozen=True)

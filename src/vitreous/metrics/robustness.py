@@ -8,7 +8,7 @@ finite leaves its image without a score. To be stable is not to be right: a cons
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,89 +17,80 @@ import torch
 from torch import Tensor
 
 from vitreous.metrics.base import Metric, number, register_metric
-from vitreous.metrics.curves import Array
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.requests import Images, Measured, Reattribution, Request
+from vitreous.metrics.ranking import Array
+from vitreous.metrics.requests import Images, ImageShape, Measured, Reattribution, Request
 from vitreous.metrics.similarity import spearman
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
 
 
 @dataclass(frozen=True)
-class UniformNoise:
-    """Copies with every value moved by U[-radius, radius], in the model's normalised space."""
+class NoisyCopies:
+    """Copies of an image with noise of a ``level`` in the model's normalised space.
 
-    n: int
-    radius: float
-
-    def __call__(self, images: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
-        noise = [key.at(copy).uniform(*images.shape[1:]) for copy in range(self.n)]
-        return images[:, None] + self.radius * (2 * torch.stack(noise, dim=1) - 1).to(images)
-
-
-@dataclass(frozen=True)
-class GaussianNoise:
-    """Copies with normal noise whose deviation is ``level`` times the range of the image's values."""
+    Every value is moved by U[-level, level], or, if ``normal``, by normal noise whose deviation is ``level`` times the
+    range of the image's values.
+    """
 
     n: int
     level: float
+    normal: bool = False
 
     def __call__(self, images: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
-        noise = [key.at(copy).normal(*images.shape[1:]) for copy in range(self.n)]
+        keys, shape = [key.at(copy) for copy in range(self.n)], images.shape[1:]
+        if not self.normal:
+            uniform = torch.stack([key.uniform(*shape) for key in keys], dim=1)
+            return images[:, None] + self.level * (2 * uniform - 1).to(images)
         flat = images.flatten(1)
         deviation = self.level * (flat.amax(dim=1) - flat.amin(dim=1)).view(-1, 1, 1, 1, 1)
-        return images[:, None] + deviation * torch.stack(noise, dim=1).to(images)
+        return images[:, None] + deviation * torch.stack([key.normal(*shape) for key in keys], dim=1).to(images)
 
 
 def uniform_copies(n: int, radius: float) -> Images:
     """Return the noisy copies that all metrics of robustness share."""
-    return Images("uniform noise", UniformNoise(n, radius), n)
+    return Images("uniform noise", NoisyCopies(n, radius), n)
 
 
-def gaussian_copies(n: int, level: float) -> Images:
+def normal_copies(n: int, level: float) -> Images:
     """Return the noisy copies that smoothed maps are averaged over."""
-    return Images("normal noise", GaussianNoise(n, level), n)
+    return Images("normal noise", NoisyCopies(n, level, normal=True), n)
 
 
 _SMALLEST = 1e-6
 """What stands for a zero in a denominator, in the definitions of relative stability."""
 
 
-@dataclass(frozen=True)
-class InputDistance:
-    """``|x' - x|``; relative to the image, each value divided by the image's own."""
-
-    relative: bool = False
-
-    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
-        moved = copies.double() - images[:, None].double()
-        if self.relative:
-            moved = moved / _not_zero(images[:, None].double())
-        distance: Tensor = moved.flatten(2).norm(dim=2)
-        return distance
+def input_distance(model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+    """Return ``|x' - x|``."""
+    return _norm(copies.double() - images[:, None].double())
 
 
-@dataclass(frozen=True)
-class LogitDistance:
-    """``|f(x') - f(x)|`` of all logits."""
-
-    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
-        logits = [model.logits(_with_image(*pair)).double() for pair in zip(images, copies, strict=True)]
-        return torch.stack([(logit[1:] - logit[0]).norm(dim=1) for logit in logits])
+def relative_input_distance(model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+    """Return ``|(x' - x) / x|``, each value divided by the image's own."""
+    own = images[:, None].double()
+    return _norm((copies.double() - own) / _not_zero(own))
 
 
-@dataclass(frozen=True)
-class TokenDistance:
-    """``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
+def logit_distance(model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+    """Return ``|f(x') - f(x)|`` of all logits."""
+    logits = [model.logits(_with_image(*pair)).double() for pair in zip(images, copies, strict=True)]
+    return torch.stack([(logit[1:] - logit[0]).norm(dim=1) for logit in logits])
 
-    def __call__(self, model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
-        shared, distances = model.shared_copy(), []
-        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            for pair in zip(images, copies, strict=True):
-                tokens = shared.forward_blocks(shared.embed(shared.cast(_with_image(*pair)))).double()
-                distances.append(((tokens[1:] - tokens[:1]) / _not_zero(tokens[:1])).flatten(1).norm(dim=1))
-        return torch.stack(distances)
+
+def token_distance(model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
+    """Return ``|(L(x') - L(x)) / L(x)|`` of all tokens L as they leave the last block, prefix tokens included."""
+    shared, distances = model.shared_copy(), []
+    with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+        for pair in zip(images, copies, strict=True):
+            tokens = shared.forward_blocks(shared.embed(shared.cast(_with_image(*pair)))).double()
+            distances.append(((tokens[1:] - tokens[:1]) / _not_zero(tokens[:1])).flatten(1).norm(dim=1))
+    return torch.stack(distances)
+
+
+def _norm(moved: Tensor) -> Tensor:
+    norm: Tensor = moved.flatten(2).norm(dim=2)
+    return norm
 
 
 def _not_zero(values: Tensor) -> Tensor:
@@ -121,15 +112,16 @@ class _Noisy(Metric):
     unchanged: bool = False
     is_worst: ClassVar[bool] = True
     """Whether the largest of all copies counts, or their mean."""
-    measure: ClassVar[InputDistance | LogitDistance | TokenDistance | None] = None
+    measures: ClassVar[tuple[Callable[[VisionModel, Tensor, Tensor], Tensor], ...]] = ()
+    """How far a copy is from the image, where the score is relative to that."""
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         copies = uniform_copies(self.samples, self.radius)
         requests: dict[str, Request] = {"maps": Reattribution(copies)}
         if self.unchanged:
             requests["copies"] = copies
-        if self.measure is not None:
-            requests["distance"] = Measured(copies, self.measure)
+        for measure in self.measures:
+            requests["distance"] = Measured(copies, measure)
         return requests
 
     def score(self, evaluation: Evaluation) -> Array:
@@ -310,7 +302,7 @@ class LocalLipschitz(_Sensitivity):
     10
     """
 
-    measure = InputDistance()
+    measures = (input_distance,)
 
     def relative(self, moved: Array, size: Array, evaluation: Evaluation) -> Array:
         distance = evaluation.numbers("distance")
@@ -361,7 +353,7 @@ class RelativeInputStability(_RelativeStability):
     (10, 10)
     """
 
-    measure = InputDistance(relative=True)
+    measures = (relative_input_distance,)
 
 
 @register_metric("relative_output_stability", family="robustness", aliases=("ros",), papers=("agarwal2022rethinking",))
@@ -391,7 +383,7 @@ class RelativeOutputStability(_RelativeStability):
     True
     """
 
-    measure = LogitDistance()
+    measures = (logit_distance,)
 
 
 @register_metric(
@@ -423,4 +415,4 @@ class RelativeRepresentationStability(_RelativeStability):
     False
     """
 
-    measure = TokenDistance()
+    measures = (token_distance,)

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitreous.metrics.base import choice, number, register_metric
-from vitreous.metrics.curves import Array
 from vitreous.metrics.localization import (
     Localisation,
     LocatedMap,
@@ -30,6 +29,7 @@ from vitreous.metrics.localization import (
     ratio,
     top_hits,
 )
+from vitreous.metrics.ranking import Array
 
 _CHEFER = {"explain_class": "pred", "interpolation": "bilinear"}
 _SEGMENTATION: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 
 from vitreous.errors import MapError
 from vitreous.methods.ops import mean_ranks
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 
 _WINDOW, _SIGMA = 11, 1.5
 _TINY = np.finfo(np.float64).tiny
@@ -62,9 +62,9 @@ def _ssim(one: Array, other: Array) -> Array:
     mean_a, mean_b = _window(a), _window(b)
     variances = _window(a * a) - mean_a**2 + _window(b * b) - mean_b**2
     covariance = _window(a * b) - mean_a * mean_b
-    low, high = _STABLE
-    top = (2 * mean_a * mean_b + low) * (2 * covariance + high)
-    bottom = (mean_a**2 + mean_b**2 + low) * (variances + high)
+    c1, c2 = _STABLE
+    top = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
+    bottom = (mean_a**2 + mean_b**2 + c1) * (variances + c2)
     return np.asarray((top / bottom).mean(axis=(1, 2)))
 
 
@@ -150,8 +150,8 @@ def _cosine(one: Array, other: Array) -> Array:
 
 
 def _scaled(maps: Array) -> Array:
-    low, high = maps.min(axis=(1, 2), keepdims=True), maps.max(axis=(1, 2), keepdims=True)
-    return np.asarray(np.divide(maps - low, high - low, out=np.zeros_like(maps, np.float64), where=high > low))
+    least, most = maps.min(axis=(1, 2), keepdims=True), maps.max(axis=(1, 2), keepdims=True)
+    return np.asarray(np.divide(maps - least, most - least, out=np.zeros_like(maps, np.float64), where=most > least))
 
 
 def _compared(formula: Callable[[Array, Array], Array], one: Array, other: Array) -> Array:

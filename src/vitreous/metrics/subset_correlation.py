@@ -23,11 +23,18 @@ from torch import Tensor
 from vitreous.errors import SpecError
 from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
 from vitreous.metrics.baselines import BASELINES, DROP
-from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.perturb import ImageShape
-from vitreous.metrics.ranking import patched
-from vitreous.metrics.requests import AnnotationRequest, Images, Masks, Measured, RandomMasks, Request, WithoutParts
+from vitreous.metrics.ranking import Array, Curve, patched
+from vitreous.metrics.requests import (
+    AnnotationRequest,
+    Images,
+    ImageShape,
+    Masks,
+    Measured,
+    RandomMasks,
+    Request,
+    WithoutParts,
+)
 from vitreous.metrics.similarity import dead, pearson, spearman
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
@@ -82,14 +89,14 @@ class _Patches(_Subsets):
         if self.unit == "token" and self.baseline != _BASELINE:
             raise SpecError(f"unit=token replaces no pixel: baseline={self.baseline} has no meaning")
 
-    def _sizes(self, patches: int) -> Sequence[float]:
+    def num_patches(self, patches: int) -> Sequence[float]:
         """Return how many patches the subsets hold."""
         raise NotImplementedError
 
     def _masks(self, image_shape: ImageShape) -> dict[str, Masks]:
         """Return one request for each size, the smallest first."""
         patches, removed = image_shape.num_tokens, DROP if self.unit == "token" else self.baseline
-        sizes = sorted({min(max(1, round(size)), patches - 1) for size in self._sizes(patches)})
+        sizes = sorted({min(max(1, round(size)), patches - 1) for size in self.num_patches(patches)})
         return {
             f"{size} patches": Masks(removed, RandomMasks(self.subsets, size / patches), self.subsets, self.unit)
             for size in sizes
@@ -120,9 +127,23 @@ class _Correlation(_Patches):
         return {"correlation": Curve(shares, np.stack(correlations, axis=1))}
 
 
+@dataclass
+class _SizedPatches(_Patches):
+    """Shared by those whose sizes are percentages of the patches."""
+
+    sizes: str = "5,10,20,40"
+
+    def check(self) -> None:
+        super().check()
+        _percentages(self.sizes)
+
+    def num_patches(self, patches: int) -> Sequence[float]:
+        return [share * patches / 100 for share in _percentages(self.sizes)]
+
+
 @register_metric("infidelity", family="faithfulness", papers=("yeh2019fidelity",))
 @dataclass
-class Infidelity(_Patches):
+class Infidelity(_SizedPatches):
     r"""Mean squared difference of what the map says a subset is worth and what the model loses without it.
 
     .. math:: \min_\beta \mathbb{E}_S\big[(\beta s - d)^2\big]
@@ -164,27 +185,22 @@ class Infidelity(_Patches):
     """
 
     higher_is_better = False
-    sizes: str = "5,10,20,40"
     normalise: bool = True
     reading: str = choice("removed", "product")
 
     def check(self) -> None:
         super().check()
-        _percentages(self.sizes)
         random = BASELINES[self.baseline].random or BASELINES[self.baseline].imputes
         if self.reading == "product" and (self.unit == "token" or random):
             setting = "unit=token" if self.unit == "token" else f"baseline={self.baseline}"
             raise SpecError(f"reading=product needs the difference of two images, and {setting} has none to offer")
 
-    def _sizes(self, patches: int) -> Sequence[float]:
-        return [share * patches / 100 for share in _percentages(self.sizes)]
-
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         masks = self._masks(image_shape)
         if self.reading == "removed":
             return masks
-        bare = Images(f"bare {self.baseline}", _FullyRemoved(self.baseline), 1)
-        return {**masks, "difference": Measured(bare, _difference)}
+        without_pixels = Images(f"bare {self.baseline}", _FullyRemoved(self.baseline), 1)
+        return {**masks, "difference": Measured(without_pixels, _difference)}
 
     def score(self, evaluation: Evaluation) -> Array:
         values, image_shape = evaluation.maps("token"), evaluation.image_shape
@@ -203,7 +219,7 @@ class Infidelity(_Patches):
 
 @register_metric("faithfulness_correlation", family="faithfulness", papers=("bhatt2020evaluating",))
 @dataclass
-class FaithfulnessCorrelation(_Correlation):
+class FaithfulnessCorrelation(_SizedPatches, _Correlation):
     r"""Pearson correlation, over subsets of one size, of the map's sum and the loss; the mean over the sizes.
 
     .. math:: \mathrm{corr}_{|S| = k}\Big(\sum_{i \in S} a_i,\; P(x) - P(x \setminus S)\Big)
@@ -239,14 +255,6 @@ class FaithfulnessCorrelation(_Correlation):
     """
 
     output: str = choice("probability", "logit")
-    sizes: str = "5,10,20,40"
-
-    def check(self) -> None:
-        super().check()
-        _percentages(self.sizes)
-
-    def _sizes(self, patches: int) -> Sequence[float]:
-        return [share * patches / 100 for share in _percentages(self.sizes)]
 
 
 @register_metric("sensitivity_n", family="faithfulness", papers=("ancona2018towards",))
@@ -287,7 +295,7 @@ class SensitivityN(_Correlation):
     subsets: int = number(100, at_least=2)
     steps: int = number(10, at_least=1)
 
-    def _sizes(self, patches: int) -> Sequence[float]:
+    def num_patches(self, patches: int) -> Sequence[float]:
         sizes: list[float] = np.geomspace(1, max(1.0, 0.8 * patches), self.steps).tolist()
         return sizes
 

@@ -1,4 +1,4 @@
-"""What the last full trial found about each metric: data that stands beside every table."""
+"""What the last full meta-evaluation says about each metric: data that stands beside every table."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vitreous.metrics.base import Metric
-from vitreous.metrics.base import get_metric as metric_of
+from vitreous.metrics.base import Metric, get_metric
 
 VERDICTS = ("fails", "blind", "passes", "not tried")
-"""What a trial may say of a metric, bad news first."""
+"""What a meta-evaluation may say of a metric, bad news first."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial found about one metric, and how much of a trial it was.
+    """The result of a meta-evaluation of one metric, and how large it was.
 
-    ``metric`` is the spelling that was tried; where that is not quite the one asked for, ``note`` says so.
+    ``metric`` is the spec that was tried; where that is not the requested one, ``note`` says so.
     """
 
     metric: str
@@ -39,26 +38,21 @@ class Verdict:
 
 
 def verdict(spec: str | Metric) -> Verdict | None:
-    """Return what the shipped trial found about a metric: with these settings, or else with others and a note.
+    """Return what the shipped meta-evaluation says about a metric: with these settings, or with others and a note.
 
-    ``None`` for a metric that no trial has seen. A spelling that means nothing is an error, as everywhere.
+    ``None`` for a metric that was in none. A spec that means nothing is an error, as everywhere.
     """
-    judge, told = metric_of(spec), shipped()
-    rows = told["metrics"]
-    if judge.spec in rows:
-        return _verdict(told, judge.spec)
-    for tried in (judge.info.name, *(row for row in rows if row.partition("(")[0] == judge.info.name)):
+    metric, data = get_metric(spec), shipped()
+    name, rows = metric.info.name, data["metrics"]
+    for tried in (metric.spec, name, *(row for row in rows if row.partition("(")[0] == name)):
         if tried in rows:
-            return _verdict(told, tried, f"tried as {tried}, not as {judge.spec}")
+            note = "" if tried == metric.spec else f"tried as {tried}, not as {metric.spec}"
+            return Verdict(tried, **rows[tried], note=note)
     return None
 
 
 @cache
 def shipped() -> dict[str, Any]:
-    """Return the verdicts of the package, read when they are first asked for."""
-    told: dict[str, Any] = json.loads(Path(__file__).with_name("verdicts.json").read_text(encoding="utf-8"))
-    return told
-
-
-def _verdict(told: dict[str, Any], name: str, note: str = "") -> Verdict:
-    return Verdict(name, **told["metrics"][name], note=note)
+    """Return the verdicts of the package, read when they are first needed."""
+    data: dict[str, Any] = json.loads(Path(__file__).with_name("verdicts.json").read_text(encoding="utf-8"))
+    return data

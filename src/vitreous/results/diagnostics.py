@@ -18,7 +18,7 @@ import numpy as np
 
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Interval
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.metrics.verdicts import VERDICTS
 from vitreous.results.storage import plain, record, write
 from vitreous.results.table import aligned, comma_separated, html_rows, markdown

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, p_value, resamples
-from vitreous.metrics.curves import Array
+from vitreous.metrics.ranking import Array
 from vitreous.registry import check_choice
 from vitreous.results.storage import plain, record, write
 from vitreous.results.table import aligned, comma_separated, html_rows, markdown

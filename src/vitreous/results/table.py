@@ -35,7 +35,7 @@ from vitreous.metrics.bootstrap import (
     interval,
     resampled,
 )
-from vitreous.metrics.curves import Array, Curve
+from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.verdicts import Verdict, verdict
 from vitreous.results import table_plots as figures
 from vitreous.results.storage import plain, record, write

@@ -24,8 +24,8 @@ from vitreous import io as disk
 from vitreous.errors import VitreousError, nearest
 from vitreous.metrics import ImageShape, RankedRemoval
 from vitreous.metrics.bootstrap import THIN, interval, mean, resampled
-from vitreous.metrics.curves import Array, Curve
 from vitreous.metrics.perturb import perturbed
+from vitreous.metrics.ranking import Array, Curve
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import display_name
