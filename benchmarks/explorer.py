@@ -70,7 +70,7 @@ class Client:
 
 
 def timed(work: Callable[[int], object], rounds: int) -> list[float]:
-    work(10**6)  # the first time, the model is held against its view
+    work(10**6)  # the first time, the model is verified
     found = []
     for number in range(rounds):
         began = time.perf_counter()
