@@ -260,7 +260,7 @@ def test_the_manifest_of_a_run_does_not_choose_what_is_imported(run: Path, tmp_p
     assert report(run).results[0].table.methods == ("raw_attention", "rollout")
     unpack(pack(run, tmp_path / "run.zip"), tmp_path / "there")
     open_run = pytest.importorskip("vitreous.web.run_view")
-    assert open_run.Run(run).opened().parts
+    assert open_run.RunFolder(run).opened().parts
     assert not imported()
 
 

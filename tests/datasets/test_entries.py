@@ -299,15 +299,15 @@ def test_the_ledger_counts_grids(tmp_path: Path, quads: Any) -> None:
 
 def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, quads: Any) -> None:
     pytest.importorskip("fastapi")
-    from vitreous.web.run_view import Run
+    from vitreous.web.run_view import RunFolder
 
     store = ran(quads(1), tmp_path / "run")
     model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
-    (part,) = Run(store.path, str(tmp_path / "photos"), {"vit": model}).opened().parts
-    setting, picture = part.finding.scores.config, part.finding.scores.digests[2]
-    assert part.photos is not None
+    (part,) = RunFolder(store.path, str(tmp_path / "photos"), {"vit": model}).opened().parts
+    config, digest = part.result.scores.config, part.digests[2]
+    assert not isinstance(part.images, str)
     with pytest.raises(ImageError, match="put together for one model"):
-        part.photos.png(setting, picture)
-    drawn = Image.open(io.BytesIO(part.photos.png(setting, picture, part.loaded and part.loaded[1])))
+        part.images.png(config, digest)
+    drawn = Image.open(io.BytesIO(part.images.png(config, digest, part.model)))
     tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).image.tensor
     assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.to_image(tensor), float)).max() <= 1

@@ -245,11 +245,11 @@ def test_parts_do_not_mix(client: Client) -> None:
 
 def test_a_loaded_model_is_known_by_its_weights(run: Path) -> None:
     model = vt.load("world")
-    with served({"mine": run}, views={"my world": model}) as client:
+    with served({"mine": run}, models={"my world": model}) as client:
         found = client.fine("/mine")["parts"][0]
         assert found["loaded"] == "my world"
         assert {each["label"] for each in found["classes"]} <= {model.label(n) for n in range(model.num_classes)}
-    with served({"mine": run}, views={"other": vt.load("world-shortcut")}) as client:
+    with served({"mine": run}, models={"other": vt.load("world-shortcut")}) as client:
         assert client.fine("/mine")["parts"][0]["loaded"] is None
 
 

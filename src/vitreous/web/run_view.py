@@ -1,353 +1,335 @@
-"""One model on one data set of a run: what is known about every picture, which are chosen, and in which order.
+"""A run while someone looks at it: read when it is first asked for, and again when it has gone on.
 
-The table of a run as plain data: means with intervals, marks and flags, as the report prints them.
-
-A run while someone looks at it: read when it is first asked for, and again when it has gone on.
+Of each model on each data set: its table, as the report has it, what is known about every image, which images are
+chosen, and in which order.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.results import ModelResult, describe_run, describe_state
-from vitreous.benchmark.summary import Flag
 from vitreous.benchmark.units import RecordedPlan
 from vitreous.datasets.class_tables import index_of_wnid  # as the benchmark reads labels
 from vitreous.errors import TargetError, VitreousError, one_line
-from vitreous.methods import get_method as spelled
+from vitreous.methods import get_method
 from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import plain
-from vitreous.web.run_store import Data, Guarded, Photos, photos_of
+from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import encode_array
 from vitreous.web.security import Refused
 
-__all__ = [
-    "Facts",
-    "Filters",
-    "Opened",
-    "Part",
-    "Run",
-    "table",
-]
+__all__ = ["Facts", "Filters", "OpenedRun", "RunFolder", "RunPart"]
 
-Numbers = NDArray[np.int64]
-Truths = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 UNKNOWN = -1
+_MOST_NAMES = 50
+_RESTS, _SHARE = 3.0, 10.0  # seconds between two looks at a folder; times as long as reading it took
+_MOST_DAMAGED = 3
+
+ClassIndex = Annotated[int | None, Field(ge=0, le=10**9)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True)
-class Filters:
-    """Which pictures are wanted: classes by their numbers, the model's confidence, whether it was right, a name."""
+class Filters(BaseModel):
+    """Which images are wanted: classes by their indices, the model's confidence, whether it was right, a name."""
 
-    predicted: int | None = None
-    true: int | None = None
-    low: float = 0.0
-    high: float = 1.0
-    correct: bool | None = None
-    name: str = ""
+    predicted: ClassIndex = None
+    true: ClassIndex = None
+    low: Share = 0.0
+    high: Share = 1.0
+    correct: Literal["yes", "no"] | None = None
+    name: Annotated[str, Field(max_length=200)] = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What is known about every picture, row by row; -1 and NaN where it is not.
+    """What is known about every image, row by row; -1 and NaN where it is not.
 
-    ``confidence`` is the probability of the predicted class, ``chance`` that of the true one. ``correct`` is 1 or 0.
+    ``confidence`` is the probability of the predicted class, ``true_confidence`` that of the true one. ``correct`` is 1
+    or 0.
     """
 
-    confidence: NDArray[np.float64]
-    chance: NDArray[np.float64]
-    predicted: Numbers
-    true: Numbers
-    correct: Numbers
+    confidence: Floats
+    true_confidence: Floats
+    predicted: Integers
+    true: Integers
+    correct: Integers
 
 
-class Part:
-    """What was found about one model on one data set, and how to look at it."""
+class RunPart:
+    """The results of one model on one data set, and how to look at them; ``images`` may be a reason why there are none.
+
+    ``model`` is the loaded model with the same weights, by its name, if there is one.
+    """
 
     def __init__(
         self,
-        finding: ModelResult,
-        store: Guarded,
+        result: ModelResult,
+        store: SafeStore,
         plans: Sequence[RecordedPlan],
-        photos: Photos | str,
-        loaded: tuple[str, VisionModel] | None = None,
+        images: RunImages | str,
+        model: tuple[str, VisionModel] | None = None,
     ) -> None:
-        self.finding, self.loaded = finding, loaded
-        self.photos = photos if isinstance(photos, Photos) else None
-        self.why = photos if isinstance(photos, str) else ""
-        self._store, self._plans, self._maps = store, plans, Lock()
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        return self.finding.table.images
-
-    @cached_property
-    def rows(self) -> dict[str, int]:
-        """Where each picture stands, by its digest."""
-        return {picture: row for row, picture in enumerate(self.finding.scores.digests)}
+        self.result, self.images, self._store, self._plans, self._lock = result, images, store, plans, Lock()
+        self.model_name = None if model is None else model[0]
+        self.model = None if model is None else model[1]
+        self.names, self.digests = result.table.images, result.scores.digests
+        self.rows = {digest: row for row, digest in enumerate(self.digests)}
 
     def row(self, picture: str) -> int:
         if picture not in self.rows:
-            raise Refused(404, f"no picture {picture!r:.60} in {self.finding.name}")
+            raise Refused(404, f"no picture {picture!r:.60} in {self.result.name}")
         return self.rows[picture]
 
-    def scores(self, method: str, metric: str) -> NDArray[np.float64]:
-        """Return the score of every picture; what is not in the table is a refusal."""
+    def scores(self, method: str, metric: str) -> Floats:
+        """Return the score of every image; what is not in the table is a refusal."""
         try:
-            return self.finding.table[method, metric]
+            return self.result.table[method, metric]
         except VitreousError as error:
             raise Refused(404, str(error)[:300]) from None
+
+    # -- images ------------------------------------------------------------------------------------------
+
+    def _images_with(self, picture: str) -> RunImages:
+        self.row(picture)
+        if isinstance(self.images, str):
+            raise Refused(404, self.images)
+        return self.images
+
+    def png(self, picture: str) -> bytes:
+        """Return an image as the model sees it."""
+        return self._images_with(picture).png(self.result.scores.config, picture, self.model)
+
+    def photo(self, picture: str) -> bytes:
+        """Return the bytes of an image."""
+        return self._images_with(picture).photo(picture)
 
     # -- what is known -----------------------------------------------------------------------------------
 
     @cached_property
     def facts(self) -> Facts:
-        table = self.finding.table
-        nothing = np.full(len(self.images), math.nan)
-        pred, label = (table.confidence.get(name, nothing) for name in ("pred", "label"))
+        confidence = self.result.table.confidence
+        missing = np.full(len(self.names), math.nan)
+        pred, label = (confidence.get(name, missing) for name in ("pred", "label"))
         predicted, true = self._classes()
-        silent = np.isnan(pred) | np.isnan(label)  # then the classes may tell
-        known = (predicted != UNKNOWN) & (true != UNKNOWN)
-        by_class = np.where(known, predicted == true, UNKNOWN)
-        correct = np.where(silent, by_class, label >= pred).astype(np.int64)
+        by_class = np.where((predicted != UNKNOWN) & (true != UNKNOWN), predicted == true, UNKNOWN)
+        has_both = ~np.isnan(pred) & ~np.isnan(label)  # else the classes may tell
+        correct = np.where(has_both, label >= pred, by_class).astype(np.int64)
         true = np.where((true == UNKNOWN) & (correct == 1), predicted, true)
         return Facts(pred, label, predicted, true, correct)
 
-    def _classes(self) -> tuple[Numbers, Numbers]:
-        """Return the predicted and the true class of every row, as the run or its pictures tell them."""
-        predicted, true = (np.full(len(self.images), UNKNOWN, np.int64) for _ in range(2))
-        setting = self.finding.scores.config
-        where: dict[str, Numbers | None] = {"pred": predicted, "label": true}
-        where["given"] = where.get(setting.evaluation.target)
-        if self.photos is not None:
-            for picture, row in self.rows.items():
-                true[row] = self._number(self.photos.entry(picture).label)
-        for plan, unit in wanted_units(self._plans):
-            if unit.is_scoring or plan.config_of(unit).identity != setting.identity:
-                continue
-            found = self._store.read_arrays(unit.id, [f"classes/{mode}" for mode in unit.modes])
-            for mode in unit.modes if found is not None else ():
-                column = where.get(mode)
-                assert found is not None
-                if column is not None:
-                    for picture, number in zip(
-                        found.info["images"], found.arrays[f"classes/{mode}"].tolist(), strict=False
-                    ):
-                        if picture in self.rows:
-                            column[self.rows[picture]] = max(int(number), UNKNOWN)
+    def _classes(self) -> tuple[Integers, Integers]:
+        """Return the predicted and the true class of every row, as the run or its images have them."""
+        predicted, true = (np.full(len(self.names), UNKNOWN, np.int64) for _ in range(2))
+        columns = {"pred": predicted, "label": true}
+        target = self.result.scores.config.evaluation.target
+        if target in columns:
+            columns["given"] = columns[target]
+        if isinstance(self.images, RunImages):
+            for digest, row in self.rows.items():
+                true[row] = self._class_index(self.images.entry(digest).label)
+        for mode, digest, index in self._recorded_classes():
+            if mode in columns and digest in self.rows:
+                columns[mode][self.rows[digest]] = max(index, UNKNOWN)
         return predicted, true
 
-    def _number(self, label: Any) -> int:
+    def _recorded_classes(self) -> Iterator[tuple[str, str, int]]:
+        """Give the classes that were explained: of which kind, of which image, which."""
+        identity = self.result.scores.config.identity
+        for plan, unit in wanted_units(self._plans):
+            if unit.is_scoring or plan.config_of(unit).identity != identity:
+                continue
+            recorded = self._store.read_arrays(unit.id, [f"classes/{mode}" for mode in unit.modes])
+            for mode in unit.modes if recorded is not None else ():
+                assert recorded is not None
+                for digest, index in zip(recorded.info["images"], recorded.arrays[f"classes/{mode}"], strict=False):
+                    yield mode, digest, int(index)
+
+    def _class_index(self, label: Any) -> int:
         """Return the class that a label of the data is, where that can be told."""
         if type(label) is int:
             return label
-        if not isinstance(label, str) or self.loaded is None:
+        if not isinstance(label, str) or self.model is None:
             return UNKNOWN
-        model = self.loaded[1]
         try:
-            return model.class_index(label)
+            return self.model.class_index(label)
         except TargetError:
-            number = index_of_wnid(label) if model.num_classes == 1000 else None
-            return UNKNOWN if number is None else number
+            index = index_of_wnid(label) if self.model.num_classes == 1000 else None
+            return UNKNOWN if index is None else index
 
-    def word(self, number: int) -> str:
+    def class_name(self, index: int) -> str:
         """Return what a class is called: by the model where it is loaded, or by the data."""
-        if self.loaded is not None:
-            return self.loaded[1].label(number)
-        words = () if self.photos is None else self.photos.words
-        return words[number] if 0 <= number < len(words) else f"class {number}"
+        if self.model is not None:
+            return self.model.label(index)
+        names = self.images.class_names if isinstance(self.images, RunImages) else ()
+        return names[index] if 0 <= index < len(names) else f"class {index}"
 
     @cached_property
     def classes(self) -> list[dict[str, Any]]:
-        """Every class that is predicted or true of some picture, and of how many; by their names."""
-        facts = self.facts
-        numbers = sorted({*facts.predicted.tolist(), *facts.true.tolist()} - {UNKNOWN})
-        counts = [(facts.predicted == n, facts.true == n) for n in numbers]
-        found = [
-            {"index": n, "label": self.word(n), "predicted": int(said.sum()), "true": int(meant.sum())}
-            for n, (said, meant) in zip(numbers, counts, strict=True)
+        """Every class that is predicted or true of some image, and of how many; by their names."""
+        predicted, true = self.facts.predicted, self.facts.true
+        classes: list[dict[str, Any]] = [
+            {
+                "index": index,
+                "label": self.class_name(index),
+                "predicted": int((predicted == index).sum()),
+                "true": int((true == index).sum()),
+            }
+            for index in sorted({*predicted.tolist(), *true.tolist()} - {UNKNOWN})
         ]
-        return sorted(found, key=lambda each: (str(each["label"]).lower(), each["index"]))
+        return sorted(classes, key=lambda entry: (entry["label"].lower(), entry["index"]))
 
-    def about(self, row: int) -> dict[str, Any]:
-        """Return what is known about a picture, as plain data."""
+    def describe(self, row: int) -> dict[str, Any]:
+        """Return what is known about an image, as data."""
         facts = self.facts
-
-        def named(number: int) -> dict[str, Any] | None:
-            return None if number == UNKNOWN else {"index": number, "label": self.word(number)}
-
+        predicted, true = (
+            None if index == UNKNOWN else {"index": index, "label": self.class_name(index)}
+            for index in (int(facts.predicted[row]), int(facts.true[row]))
+        )
         return {
-            "picture": self.finding.scores.digests[row],
-            "name": self.images[row],
+            "picture": self.digests[row],
+            "name": self.names[row],
             "confidence": plain(facts.confidence[row]),
-            "chance": plain(facts.chance[row]),
-            "predicted": named(int(facts.predicted[row])),
-            "true": named(int(facts.true[row])),
+            "chance": plain(facts.true_confidence[row]),
+            "predicted": predicted,
+            "true": true,
             "correct": None if facts.correct[row] == UNKNOWN else bool(facts.correct[row]),
         }
 
+    def describe_method(self, name: str) -> dict[str, Any]:
+        """Return the name, the spec and the facts of a method."""
+        spec = self.result.scores.config.methods[name]
+        entry = {"name": name, "title": display_name(name), "spec": spec}
+        try:
+            method = get_method(spec)
+        except VitreousError:  # maps of others, or a plugin that is not here
+            return {**entry, "signed": None, "passes": None}
+        return {**entry, "signed": None if method.signed else False, "passes": plain(float(sum(method.cost)))}
+
     # -- choosing ----------------------------------------------------------------------------------------
 
-    def chosen(self, wanted: Filters) -> Truths:
-        """Return which rows pass; a picture of which something is not known passes where that is not asked for."""
+    def passes(self, filters: Filters) -> NDArray[np.bool_]:
+        """Return which rows pass; an image of which something is not known passes where that is not asked for."""
         facts = self.facts
-        passes = np.ones(len(self.images), bool)
-        for column, number in ((facts.predicted, wanted.predicted), (facts.true, wanted.true)):
-            if number is not None:
-                passes &= column == number
-        if wanted.low > 0 or wanted.high < 1:
-            passes &= (facts.confidence >= wanted.low) & (facts.confidence <= wanted.high)
-        if wanted.correct is not None:
-            passes &= facts.correct == int(wanted.correct)
-        if wanted.name:
-            sought = wanted.name.casefold()
-            passes &= np.array([sought in name.casefold() for name in self.images], bool).reshape(passes.shape)
+        passes = np.ones(len(self.names), bool)
+        correct = None if filters.correct is None else int(filters.correct == "yes")
+        wanted = ((facts.predicted, filters.predicted), (facts.true, filters.true), (facts.correct, correct))
+        for column, value in wanted:
+            if value is not None:
+                passes &= column == value
+        if filters.low > 0 or filters.high < 1:
+            passes &= (facts.confidence >= filters.low) & (facts.confidence <= filters.high)
+        if filters.name:
+            sought = filters.name.casefold()
+            passes &= np.array([sought in name.casefold() for name in self.names], bool).reshape(passes.shape)
         return passes
 
-    def ordered(self, method: str, metric: str, order: str, wanted: Filters) -> list[int]:
+    def ordered(self, method: str, metric: str, order: str, filters: Filters) -> list[int]:
         """Return the rows that pass and have a score, worst or best first; equal ones in the order of the table."""
-        up = self.finding.table.higher_is_better.get(metric, True) == (order == "worst")
-        values = self.scores(method, metric) * (1 if up else -1)
-        there = self.chosen(wanted) & ~np.isnan(values)
-        return [int(row) for row in np.argsort(values, kind="stable") if there[row]]
-
-    # -- maps --------------------------------------------------------------------------------------------
+        is_ascending = self.result.table.higher_is_better.get(metric, True) == (order == "worst")
+        values = self.scores(method, metric) * (1 if is_ascending else -1)
+        has_place = self.passes(filters) & ~np.isnan(values)
+        return [int(row) for row in np.argsort(values, kind="stable") if has_place[row]]
 
     def map(self, row: int, method: str, metric: str) -> dict[str, Any] | None:
-        """Return the map that a metric judged, as it travels; ``None`` where it is not there (yet)."""
-        gathered, judge = self.finding.scores, self.finding.table.judges[metric]
-        with self._maps:
-            found = gathered.map(gathered.digests[row], method, judge.explain_class)
-        return None if found is None or found.ndim != 2 else encode_array(found)
+        """Return the map that a metric scored; ``None`` where it is not there (yet)."""
+        with self._lock:
+            mode = self.result.table.judges[metric].explain_class
+            values = self.result.scores.map(self.digests[row], method, mode)
+        return None if values is None or values.ndim != 2 else encode_array(values)
 
-    def titled(self, method: str) -> dict[str, Any]:
-        """Return how a method is named and spelled, and what is known about it."""
-        spec = self.finding.scores.config.methods[method]
-        try:
-            how = spelled(spec)
-        except VitreousError:  # maps of others, or a plugin that is not here
-            how = None
+    # -- the table ---------------------------------------------------------------------------------------
+
+    def table(self, number: int) -> dict[str, Any]:
+        """Return everything but what single images have to say."""
+        result, scores = self.result, self.result.scores
+        left_out = {**scores.unreadable, **scores.uncertain}
+        entry: dict[str, Any] = {
+            "part": number,
+            "name": result.name,
+            "model": scores.label,
+            "data": scores.data,
+            "images": len(self.names),
+            "seeds": list(scores.seeds),
+            "loaded": self.model_name,
+            "pictures": isinstance(self.images, RunImages),
+            "why": self.images if isinstance(self.images, str) else "",
+            "reference": result.reference,
+            "missing": {"wanted": scores.missing.wanted, "cells": scores.missing.cells},
+            "absent": list(scores.missing.metrics),
+            "left_out": [{"name": name, "why": why} for name, why in list(left_out.items())[:_MOST_NAMES]],
+            "left_out_count": len(left_out),
+        }
+        if result.is_empty:
+            return {**entry, "methods": [], "metrics": [], "cells": [], "flags": [], "notes": [], "classes": []}
+        methods, metrics, statistics = result.table.methods, result.table.metrics, result.statistics
+        flags = [*statistics.shared, *statistics.flags]
         return {
-            "name": method,
-            "title": display_name(method),
-            "spec": spec,
-            "signed": None if how is None or how.signed else False,
-            "passes": None if how is None else plain(float(sum(how.cost))),
+            **entry,
+            "methods": [self._method(name) for name in methods],
+            "metrics": [self._metric(metric) for metric in metrics],
+            "cells": [[self._cell(name, metric) for metric in metrics] for name in methods],
+            "flags": [dataclasses.asdict(flag) for flag in flags if flag.method not in CONTROLS],
+            "notes": list(statistics.notes),
+            "classes": self.classes,
         }
 
+    def _method(self, name: str) -> dict[str, Any]:
+        counts, cost = self.result.table.degenerate[name], self.result.scores.costs.get(name)
+        return {
+            **self.describe_method(name),
+            "quiet": name in CONTROLS,
+            "reference": name == self.result.reference,
+            "seconds": None if cost is None or not cost.maps else (cost.own + cost.shared) / cost.maps,
+            "degenerate": ", ".join(f"{count} {kind}" for kind, count in counts.items() if count),
+        }
 
-_MOST_NAMES = 50
+    def _metric(self, metric: str) -> dict[str, Any]:
+        column, trial = self.result.column(metric), self.result.table.trial[metric]
+        return {
+            "name": metric,
+            "up": column.higher_is_better,
+            "digits": column.digits,
+            "span": None if column.span == (0.0, 0.0) else list(column.span),
+            "chance": plain(column.chance),
+            "trial": None if trial is None else {"verdict": trial.verdict, "text": str(trial)},
+        }
 
-
-def table(part: Part, number: int) -> dict[str, Any]:
-    """Return everything about one model and data set but what single pictures have to say."""
-    finding = part.finding
-    gathered = finding.scores
-    lost = {**gathered.unreadable, **gathered.uncertain}
-    told: dict[str, Any] = {
-        "part": number,
-        "name": finding.name,
-        "model": gathered.label,
-        "data": gathered.data,
-        "images": len(finding.table.images),
-        "seeds": list(gathered.seeds),
-        "loaded": None if part.loaded is None else part.loaded[0],
-        "pictures": part.photos is not None,
-        "why": part.why,
-        "reference": finding.reference,
-        "missing": {"wanted": gathered.missing.wanted, "cells": gathered.missing.cells},
-        "absent": list(gathered.missing.metrics),
-        "left_out": [{"name": name, "why": why} for name, why in list(lost.items())[:_MOST_NAMES]],
-        "left_out_count": len(lost),
-    }
-    if finding.is_empty:
-        return {**told, "methods": [], "metrics": [], "cells": [], "flags": [], "notes": [], "classes": []}
-    found, statistics = finding.table, finding.statistics
-    return {
-        **told,
-        "methods": [_method(part, name) for name in found.methods],
-        "metrics": [_metric(finding, metric) for metric in found.metrics],
-        "cells": [[_cell(finding, name, metric) for metric in found.metrics] for name in found.methods],
-        "flags": [_flag(each) for each in (*statistics.shared, *statistics.flags) if each.method not in CONTROLS],
-        "notes": list(statistics.notes),
-        "classes": part.classes,
-    }
-
-
-def _method(part: Part, name: str) -> dict[str, Any]:
-    finding = part.finding
-    counts, cost = finding.table.degenerate[name], finding.scores.costs.get(name)
-    return {
-        **part.titled(name),
-        "quiet": name in CONTROLS,
-        "reference": name == finding.reference,
-        "seconds": None if cost is None or not cost.maps else (cost.own + cost.shared) / cost.maps,
-        "degenerate": ", ".join(f"{count} {kind}" for kind, count in counts.items() if count),
-    }
-
-
-def _metric(finding: ModelResult, metric: str) -> dict[str, Any]:
-    column, trial = finding.column(metric), finding.table.trial[metric]
-    return {
-        "name": metric,
-        "up": column.higher_is_better,
-        "digits": column.digits,
-        "span": None if column.span == (0.0, 0.0) else list(column.span),
-        "chance": plain(column.chance),
-        "trial": None if trial is None else {"verdict": trial.verdict, "text": str(trial)},
-    }
-
-
-def _cell(finding: ModelResult, name: str, metric: str) -> dict[str, Any] | None:
-    cell = finding.cell(name, metric)
-    if cell is None:
-        return None
-    return {
-        "mean": cell.mean,
-        "low": plain(cell.low),
-        "high": plain(cell.high),
-        "images": cell.images,
-        "best": cell.is_best,
-        "word": cell.word or None,
-        "stars": cell.stars,
-        "p": plain(cell.p),
-        "letters": cell.letters,
-        "mark": cell.shared or None,
-        "paper": cell.paper,
-        "seed_sd": plain(cell.seed_sd),
-    }
-
-
-def _flag(flag: Flag) -> dict[str, str]:
-    return {"kind": flag.kind, "method": flag.method, "metric": flag.metric, "text": flag.text}
-
-
-_RESTS, _SHARE = 3.0, 10.0  # seconds between two looks at a folder; times as long as reading it took
-_SHOWN = 3
+    def _cell(self, name: str, metric: str) -> dict[str, Any] | None:
+        cell = self.result.cell(name, metric)
+        if cell is None:
+            return None
+        facts = {key: plain(value) for key, value in dataclasses.asdict(cell).items()}
+        best, shared = facts.pop("is_best"), facts.pop("shared")
+        return {**facts, "best": best, "word": cell.word or None, "mark": shared or None}
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedRun:
     """A run as it was at one moment."""
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[RunPart, ...]
     damaged: tuple[str, ...]
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> RunPart:
         if number >= len(self.parts):
             raise Refused(404, f"this run has {len(self.parts)} parts, counted from 0; there is no {number}")
         return self.parts[number]
@@ -355,32 +337,31 @@ class Opened:
     @cached_property
     def table(self) -> dict[str, Any]:
         """Everything that the first page of a run shows."""
-        findings = [part.finding for part in self.parts]
-        tables = [table(part, number) for number, part in enumerate(self.parts)]
+        results = [part.result for part in self.parts]
         return {
             "title": self.title,
-            "lead": describe_run(findings),
-            "state": describe_state(findings),
+            "lead": describe_run(results),
+            "state": describe_state(results),
             "notes": self._notes,
-            "parts": tables,
+            "parts": [part.table(number) for number, part in enumerate(self.parts)],
         }
 
     @property
     def _notes(self) -> list[str]:
         if not self.damaged:
             return []
-        some, more = ", ".join(self.damaged[:_SHOWN]), len(self.damaged) - _SHOWN
-        many = f"{some}{f' and {more} more' if more > 0 else ''}"
-        return [f"Damaged, and left out: {many}. The command that made the run makes damaged units again."]
+        names, more = ", ".join(self.damaged[:_MOST_DAMAGED]), len(self.damaged) - _MOST_DAMAGED
+        names += f" and {more} more" if more > 0 else ""
+        return [f"Damaged, and left out: {names}. The command that made the run makes damaged units again."]
 
 
-class Run:
+class RunFolder:
     """A folder that was named at the start."""
 
-    def __init__(self, path: Path, data: Data = None, views: Mapping[str, VisionModel] | None = None) -> None:
-        self.path, self.data, self.views = path, data, views or {}
-        self._guard = Lock()
-        self._opened: Opened | None = None
+    def __init__(self, path: Path, data: Data = None, models: Mapping[str, VisionModel] | None = None) -> None:
+        self.path, self.data, self.models = path, data, models or {}
+        self._lock = Lock()
+        self._opened: OpenedRun | None = None
         self._state: tuple[Any, ...] = ()
         self._next = 0.0
 
@@ -388,67 +369,57 @@ class Run:
     def title(self) -> str:
         """What the run is called, without reading more than its first file."""
         try:
-            return _title(_manifest(Guarded(self.path)), self.path)
+            return self._title(_manifest(SafeStore(self.path)))
         except Exception:  # what is wrong is said when it is opened
             return one_line(self.path.name)
 
-    def opened(self) -> Opened:
+    def _title(self, manifest: Mapping[str, Any]) -> str:
+        title = manifest["wanted"]["protocol"]["title"]
+        return one_line(title)[:200] if isinstance(title, str) and title else one_line(self.path.name)
+
+    def opened(self) -> OpenedRun:
         """Return the run as it is now, or was a moment ago; what cannot be read is one line."""
-        with self._guard:
+        with self._lock:
             if self._opened is None or time.monotonic() >= self._next:
                 self._refresh()
             assert self._opened is not None
             return self._opened
 
     def _refresh(self) -> None:
-        store, began = Guarded(self.path), time.monotonic()
-        now = store.state
-        if self._opened is None or now != self._state:
+        store, start = SafeStore(self.path), time.monotonic()
+        state = store.state
+        if self._opened is None or state != self._state:
             try:
                 self._opened = self._read(store)
-            except Exception as error:  # a foreign folder can break a reader anywhere
+            except Exception as error:  # a folder from elsewhere can break a reader anywhere
                 self._opened = None
-                raise Refused(409, f"{self.path.name}: {_reason(error)}") from None
-        took = time.monotonic() - began
-        self._state, self._next = now, time.monotonic() + max(_RESTS, _SHARE * took)
+                reason = str(error) if isinstance(error, VitreousError) else f"{type(error).__name__} {error}"
+                prefix = "" if isinstance(error, VitreousError) else "this run cannot be read: "
+                raise Refused(409, f"{self.path.name}: {one_line(prefix + reason)[:300]}") from None
+        seconds = time.monotonic() - start
+        self._state, self._next = state, time.monotonic() + max(_RESTS, _SHARE * seconds)
 
-    def _read(self, store: Guarded) -> Opened:
+    def _read(self, store: SafeStore) -> OpenedRun:
         manifest = _manifest(store)
-        protocol = store.protocol()
-        plans = store.plans()
-        photos = photos_of(protocol, manifest["wanted"], plans, self.data)
-        known = {label: photo for label, photo in photos.items() if not isinstance(photo, str)}
-        findings = [ModelResult.of(each, protocol) for each in collect(store, known)]
-        if not findings:
-            raise VitreousError("there is no plan for what its run.json asks for: start the run again")
+        protocol, plans = store.protocol(), store.plans()
+        images = find_images(protocol, manifest["wanted"], plans, self.data)
+        lookups = {label: lookup for label, lookup in images.items() if not isinstance(lookup, str)}
         parts = []
-        for finding in findings:
-            own = photos.get(finding.scores.data, "the run has no such data set")
-            parts.append(Part(finding, store, plans, own, self._loaded(finding)))
+        for scores in collect(store, lookups):
+            own = images.get(scores.data, "the run has no such data set")
+            fingerprint = scores.config.fingerprint
+            model = next((item for item in self.models.items() if str(Snapshot(item[1]).recent) == fingerprint), None)
+            parts.append(RunPart(ModelResult.of(scores, protocol), store, plans, own, model))
             parts[-1].facts  # noqa: B018 - read now, so that all damage is known
-        opened = Opened(_title(manifest, self.path), tuple(parts), tuple(sorted(store.damaged)))
+        if not parts:
+            raise VitreousError("there is no plan for what its run.json asks for: start the run again")
+        opened = OpenedRun(self._title(manifest), tuple(parts), tuple(sorted(store.damaged)))
         opened.table  # noqa: B018 - what cannot be told is told here, once
         return opened
 
-    def _loaded(self, finding: ModelResult) -> tuple[str, VisionModel] | None:
-        """Return the loaded model with the weights of this part."""
-        own = finding.scores.config.fingerprint
-        return next((each for each in self.views.items() if str(Snapshot(each[1]).recent) == own), None)
 
-
-def _manifest(store: Guarded) -> dict[str, Any]:
+def _manifest(store: SafeStore) -> dict[str, Any]:
     manifest = store.manifest()
     if manifest is None:
         raise VitreousError("this folder is no run: there is no run.json in it")
     return manifest
-
-
-def _title(manifest: Mapping[str, Any], path: Path) -> str:
-    title = manifest["wanted"]["protocol"]["title"]
-    return one_line(title)[:200] if isinstance(title, str) and title else one_line(path.name)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, VitreousError):
-        return one_line(str(error))[:300]
-    return one_line(f"this run cannot be read: {type(error).__name__} {error}")[:300]
