@@ -7,6 +7,7 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     attention_path,
     token_gradient,
     cam,
+    cam_scores,
     decomposition,
     value_weighted,
     block_transitions,

@@ -60,6 +60,16 @@ class Generic(LayerwiseMethod):
     -----
     Inside windows the row passes each block window by window; where patches were merged they share equally what their
     sum got. One forward and one backward.
+
+    References
+    ----------
+    Chefer et al., "Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers",
+    ICCV 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "generic").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -111,6 +121,16 @@ class GradientRollout(Method):
     -----
     Inside windows the row passes each block window by window and merged patches share equally; the script has no
     meaning there. One forward and one backward.
+
+    References
+    ----------
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020.
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "grad_rollout").map.shape
+    torch.Size([16, 16])
     """
 
     discard: float = 0.0
@@ -168,6 +188,15 @@ class AttentionGradient(AttentionRow):
     ----------
     layer : int, default -1
         The block :math:`l`.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attgrad").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = -1
@@ -193,6 +222,15 @@ class AttentionCAM(AttentionRow):
     -----
     Inside windows each row has a weight of its own, the mean over the positions of its window. One forward and one
     backward.
+
+    References
+    ----------
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attcam").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = -1
@@ -222,6 +260,16 @@ class GradSAM(Method):
     -----
     In a hierarchical model every block's term is brought to the first grid, merged patches sharing equally. One forward
     and one backward.
+
+    References
+    ----------
+    Barkan et al., "Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps", CIKM 2021.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "gradsam").map.shape
+    torch.Size([16, 16])
     """
 
     reduce: str = "queries"
@@ -264,6 +312,16 @@ class LeGrad(Method):
     -----
     The release min-maxes once at the end. In a hierarchical model the head can read the tokens of the last stage alone:
     the sum runs over its blocks, on its grid. One forward, and one more of each block with its backward.
+
+    References
+    ----------
+    Bousselham et al., "LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
+    arXiv 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "legrad").map.shape
+    torch.Size([16, 16])
     """
 
     last: int = 0

@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.ops import (
+    SMALL,
     attention_point,
     chain_records,
+    head_importance,
     head_mean,
     initial_row,
     mix_residual,
@@ -23,6 +25,8 @@ from vitreous.methods.ops import (
     read_row,
     rollout,
     row_times,
+    rows_times,
+    unmerged_rows,
 )
 from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
@@ -40,9 +44,6 @@ from vitreous.tracing import (
     Reduce,
     resolve_layer,
 )
-
-SMALL = 1e-30
-"""What a sum that is zero is divided by, so that nothing divided by nothing is nothing."""
 
 
 class Feedback(Method):
@@ -141,23 +142,6 @@ class Feedback(Method):
             return initial_row(cache, like, pooling).unsqueeze(1)
         identity = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
         return identity[rows_read(cache.model)].expand(len(like), -1, -1)
-
-
-def rows_times(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
-    """``r M`` for rows ``[B, R, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
-    if windows is None:
-        return rows @ matrix
-    cut = windows.cut(rows.flatten(0, 1))
-    cut = cut.view(*rows.shape[:2], *cut.shape[1:])
-    moved = (cut.transpose(1, 2) @ matrix).transpose(1, 2)
-    return windows.paste(moved.flatten(0, 1)).view_as(rows)
-
-
-def unmerged_rows(cache: ActivationCache, rows: Tensor, layer: int) -> Tensor:
-    """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
-    if cache.grids[layer] == cache.grids[min(layer + 1, len(cache.grids) - 1)]:
-        return rows
-    return cache.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
 
 
 def rows_read(model: VisionModel) -> slice:
@@ -264,6 +248,15 @@ class TAM(Feedback):
     the grid of block ``start``.
 
     ``steps`` forwards, and as many backwards that end in the last block.
+
+    References
+    ----------
+    Yuan et al., "Explaining Information Flow Inside Vision Transformers Using Markov Chain", NeurIPS Workshop 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "tam(steps=4)").map.shape
+    torch.Size([16, 16])
     """
 
     start: int | None = None
@@ -291,16 +284,6 @@ class TAM(Feedback):
         last, matrix = matrices[0]
         rows = rows_times(rows, matrix, cache.model.windows(last))
         return super().follow(cache, rows, matrices if self.twice else matrices[1:])
-
-
-def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
-    """``I_h = mean_ij |(A_h^T dA_h)_ij|`` divided by its sum over heads, ``[B, H, 1, 1]``; zero without gradients.
-
-    Inside windows ``[B, 1, H, 1, 1]``: between all patches the product is zero outside them.
-    """
-    all_but_heads = (-2, -1) if attention.ndim == 4 else (1, -2, -1)
-    size = (attention.transpose(-2, -1) @ gradient).abs_().mean(dim=all_but_heads, keepdim=True)
-    return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
 def by_heads(a: Activation) -> Tensor:
@@ -360,6 +343,15 @@ class BidirectionalHeads(Feedback):
     columns of W. The map lies on the grid of block ``start``.
 
     ``steps`` forwards and backwards, all but one of which end in the last block.
+
+    References
+    ----------
+    Chen et al., "Beyond Intuition: Rethinking Token Attributions inside Transformers", TMLR 2023.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "bt_h(steps=4)").map.shape
+    torch.Size([16, 16])
     """
 
     start: int | None = None
@@ -410,6 +402,15 @@ class BidirectionalTokens(Feedback):
     -----
     The released function begins at block 5 (preset ``released``), TIS at block 0 (``tis``), InterpretDL at block 3 with
     the probability (``interpretdl``). ``steps`` forwards, and as many backwards that end in the last block.
+
+    References
+    ----------
+    Chen et al., "Beyond Intuition: Rethinking Token Attributions inside Transformers", TMLR 2023.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "bt_t(steps=4)").map.shape
+    torch.Size([16, 16])
     """
 
     start: int | None = None
@@ -458,6 +459,15 @@ class IIA(Method):
     As released, with t and u in float32; the paper iterates over more layers, and multiplies gradients by the
     differences along the path. Inside windows the row passes each block window by window, and merged patches share
     equally what their sum got. :math:`(T + 1)^2` forwards and backwards; sums are kept, never all runs.
+
+    References
+    ----------
+    Barkan et al., "Visual Explanations via Iterated Integrated Attributions", ICCV 2023.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "iia(steps=1)").map.shape
+    torch.Size([16, 16])
     """
 
     steps: int = 5

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.methods.attention_path import SMALL, head_importance
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import accumulate, initial_row, pooling_records, positive, row_times
+from vitreous.methods.ops import SMALL, accumulate, head_importance, initial_row, pooling_records, positive, row_times
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
@@ -144,6 +143,15 @@ class VTranM(Method):
     The paper mentions neither LayerNorm nor biases, and no code of its authors is known. Chosen here: E is the residual
     stream, :math:`\tilde E` includes value biases and LayerScale, not the bias of the projection. Lengths and cosines
     of all heads come from Gram matrices of the projections. One forward and one backward.
+
+    References
+    ----------
+    Wu et al., "Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer", CVPR 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "vtranm").map.shape
+    torch.Size([16, 16])
     """
 
     original: str = "residual"
@@ -251,6 +259,15 @@ class InFlow(Method):
     -----
     A pooling by attention has no stream beside it: r starts with its own :math:`\tilde A`, divided by the sum. Nothing
     divided by nothing is nothing. A pass through the model, and one through each block alone.
+
+    References
+    ----------
+    Walker et al., "Explaining ViTs Using Information Flow", AISTATS 2025.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "inflow").map.shape
+    torch.Size([16, 16])
     """
 
     mlp: bool = True

@@ -61,6 +61,16 @@ class DecompX(LayerwiseMethod):
     -----
     The published quotient gate is 0 where a pre-activation is exactly 0; here it is Phi(0) = 1/2. One forward and one
     backward; about N forwards per image with ``bias="absdot"``.
+
+    References
+    ----------
+    Modarressi et al., "DecompX: Explaining Transformers Decisions by Propagating Token Decomposition", ACL 2023.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "decompx").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = 0
@@ -166,6 +176,15 @@ class FullGrad(BiasTerms):
     -----
     The original is for convolutions, where biases complete the score; GELU and attention break that sum here. One
     forward and one backward.
+
+    References
+    ----------
+    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS 2019.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "fullgrad").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = 0
@@ -201,6 +220,16 @@ class FullGradPlus(BiasTerms):
     Notes
     -----
     One forward and one backward.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+    Srinivas and Fleuret, "Full-Gradient Representation for Neural Network Visualization", NeurIPS 2019.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "fullgrad_plus").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0

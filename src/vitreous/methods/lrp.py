@@ -82,6 +82,15 @@ class TransAtt(Method):
     -----
     The walk runs in float64 whatever the model's dtype; the release, in float32, drifts far from its own float64 result
     on real weights. One forward and backward for the gradient, one forward and a walk for the relevance.
+
+    References
+    ----------
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "transatt").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -158,6 +167,17 @@ class PartialLRP(CheferRelevance):
     Notes
     -----
     One forward and a walk in float64.
+
+    References
+    ----------
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+    Voita et al., "Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can Be Pruned",
+    ACL 2019.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "partial_lrp").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = -1
@@ -194,6 +214,15 @@ class LRPRollout(CheferRelevance):
     Notes
     -----
     One forward and a walk in float64.
+
+    References
+    ----------
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "lrp_rollout").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -236,6 +265,17 @@ class FullLRP(CheferRelevance):
     -----
     Values grow by orders of magnitude from block to block; the release in float32 is noise on real weights. One forward
     and a walk in float64.
+
+    References
+    ----------
+    Chefer et al., "Transformer Interpretability Beyond Attention Visualization", CVPR 2021.
+    Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation",
+    PLOS ONE 2015.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "full_lrp").map.shape
+    torch.Size([128, 128])
     """
 
     rules: str = "original"
@@ -287,6 +327,16 @@ class LRP(Method):
     in trained models. On a convolutional network a batch norm is folded into the layer before it, for the walk only;
     one that follows no layer has the rule ``batchnorm``, and lets relevance pass by default. The largest number of a
     pooling window gets all, a mean shares by value. One forward and a walk in float64.
+
+    References
+    ----------
+    Bach et al., "On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise Relevance Propagation",
+    PLOS ONE 2015.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "lrp").map.shape
+    torch.Size([16, 16])
     """
 
     rules: str = ""
@@ -363,6 +413,15 @@ class ConservativeLRP(GradientLRP):
     Notes
     -----
     One forward and one backward.
+
+    References
+    ----------
+    Ali et al., "XAI for Transformers: Better Explanations through Conservative Propagation", ICML 2022.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "cp_lrp").map.shape
+    torch.Size([16, 16])
     """
 
     gelu: str = "plain"
@@ -402,6 +461,15 @@ class AttnLRP(GradientLRP):
     -----
     Not exactly conservative: the softmax takes relevance. The authors tune gamma rules for vision: ``lrp(rules=...)``
     has them. One forward and one backward.
+
+    References
+    ----------
+    Achtibat et al., "AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers", ICML 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attnlrp").map.shape
+    torch.Size([16, 16])
     """
 
     at: str = "tokens"

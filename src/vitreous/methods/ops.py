@@ -14,6 +14,9 @@ from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
 from vitreous.tracing import Activation, ActivationCache, Record, Reduce, resolve_layer
 
+SMALL = 1e-30
+"""What a sum that is zero is divided by, so that nothing divided by nothing is nothing."""
+
 # -- reductions ----------------------------------------------------------------------------------------------------
 
 
@@ -40,6 +43,16 @@ def positive(a: Activation) -> Tensor:
 def dot(a: Activation) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     return (a.value * a.grad).sum(dim=-1)
+
+
+def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
+    """``I_h = mean_ij |(A_h^T dA_h)_ij|`` divided by its sum over heads, ``[B, H, 1, 1]``; zero without gradients.
+
+    Inside windows ``[B, 1, H, 1, 1]``: between all patches the product is zero outside them.
+    """
+    all_but_heads = (-2, -1) if attention.ndim == 4 else (1, -2, -1)
+    size = (attention.transpose(-2, -1) @ gradient).abs_().mean(dim=all_but_heads, keepdim=True)
+    return size / size.sum(dim=-3, keepdim=True).clamp(min=SMALL)
 
 
 # -- rows of attention ---------------------------------------------------------------------------------------------
@@ -97,6 +110,23 @@ def row_times(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Te
     if windows is None:
         return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
     return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))
+
+
+def rows_times(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
+    """``r M`` for rows ``[B, R, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
+    if windows is None:
+        return rows @ matrix
+    cut = windows.cut(rows.flatten(0, 1))
+    cut = cut.view(*rows.shape[:2], *cut.shape[1:])
+    moved = (cut.transpose(1, 2) @ matrix).transpose(1, 2)
+    return windows.paste(moved.flatten(0, 1)).view_as(rows)
+
+
+def unmerged_rows(cache: ActivationCache, rows: Tensor, layer: int) -> Tensor:
+    """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
+    if cache.grids[layer] == cache.grids[min(layer + 1, len(cache.grids) - 1)]:
+        return rows
+    return cache.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
 
 
 Step = Callable[[Tensor, Tensor, "Windows | None"], Tensor]

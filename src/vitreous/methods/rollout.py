@@ -97,6 +97,15 @@ class RawAttention(AttentionRow):
     ----------
     layer : int, default -1
         The block :math:`l`.
+
+    References
+    ----------
+    Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "raw_attention").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = -1
@@ -142,6 +151,15 @@ class Rollout(LayerwiseMethod):
     divides by the maximum, which belongs to the picture. Inside windows the row passes each block window by window, and
     merged patches share equally; weights on padding are left out before rows are normalised, and nothing can be
     discarded. One forward.
+
+    References
+    ----------
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "rollout").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -195,6 +213,15 @@ class AttentionFlow(Method):
     Notes
     -----
     One forward, and one max-flow problem per patch and image, solved with capacities in millionths: slow.
+
+    References
+    ----------
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020.
+
+    Examples
+    --------
+    >>> vt.get_method("attention_flow").info.cost_text
+    '1 F + a max-flow per patch'
     """
 
     def records(self, model: VisionModel) -> list[Record]:

@@ -37,6 +37,17 @@ class Gradient(LayerwiseMethod):
     Notes
     -----
     One forward and one backward.
+
+    References
+    ----------
+    Simonyan et al., "Deep Inside Convolutional Networks: Visualising Image Classification Models and Saliency Maps",
+    ICLR Workshop 2014.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "gradient").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = 0
@@ -67,6 +78,17 @@ class InputXGradient(LayerwiseMethod):
     -----
     At the last block of a class-token model it is zero but for rounding: patches enter there through one LayerNorm
     only, which ignores the length of a vector. One forward and one backward.
+
+    References
+    ----------
+    Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences",
+    arXiv 2016.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "ixg").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = 0
@@ -94,6 +116,15 @@ class AttentionXInputXGradient(LayerwiseMethod):
     Notes
     -----
     One forward and one backward.
+
+    References
+    ----------
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attixg").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = 0
@@ -131,6 +162,15 @@ class AttCAT(Method):
     Notes
     -----
     One forward and one backward.
+
+    References
+    ----------
+    Qiang et al., "AttCAT: Explaining Transformers via Attentive Class Activation Tokens", NeurIPS 2022.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attcat").map.shape
+    torch.Size([16, 16])
     """
 
     at: str = "resid_post"

@@ -259,6 +259,18 @@ class AttentionInputNorm(ValueWeighted):
     Notes
     -----
     From H x H Gram matrices, never H x N x N x D numbers. One forward.
+
+    References
+    ----------
+    Kobayashi et al., "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms", EMNLP 2020.
+    Kobayashi et al., "Incorporating Residual and Normalization Layers into Analysis of Masked Language Models", EMNLP
+    2021.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attin").map.shape
+    torch.Size([16, 16])
     """
 
     layer: int = -1
@@ -321,6 +333,17 @@ class AttentionInputNormRollout(ValueWeightedRollout):
     Notes
     -----
     No code for this composition is published. One forward.
+
+    References
+    ----------
+    Kobayashi et al., "Attention is Not Only a Weight: Analyzing Transformers with Vector Norms", EMNLP 2020.
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", ACL 2020.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "attin_rollout").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -361,6 +384,17 @@ class GlobEnc(ValueWeightedRollout):
     The original is for norms behind the branches; this is the form that SkipPLUS uses. The product has no scale of its
     own and would leave float32 in deep models: the row is divided by its sum after every block, a constant factor per
     image. Lengths come from H x H Gram matrices. One forward.
+
+    References
+    ----------
+    Modarressi et al., "GlobEnc: Quantifying Global Token Attribution by Incorporating the Whole Encoder Layer in
+    Transformers", NAACL 2022.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "globenc").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
@@ -405,6 +439,16 @@ class ALTI(ValueWeightedRollout):
     Where the residual is much longer than what attention brings, most entries vanish, and with them sometimes the map,
     which is a warning. L1 lengths have no Gram matrix, so shares are written out for some destinations at a time: one
     forward, and N x N x D numbers per block.
+
+    References
+    ----------
+    Ferrando et al., "Measuring the Mixing of Contextual Information in the Transformer", EMNLP 2022.
+    Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.
+
+    Examples
+    --------
+    >>> vt.explain(model, image, "alti").map.shape
+    torch.Size([16, 16])
     """
 
     start: int = 0
