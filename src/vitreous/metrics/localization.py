@@ -319,7 +319,7 @@ class GridPointingGame(Localisation):
 
     Notes
     -----
-    A constant positive map has ``1 / n^2`` on n x n cells. For grids as ``vitreous.datasets.grids`` makes them. Cost:
+    A constant positive map has ``1 / n^2`` on n x n cells. For grids as ``vitreous.datasets.make_grids`` makes them. Cost:
     no forwards.
 
     References
@@ -353,7 +353,7 @@ class Focus(Localisation):
     Notes
     -----
     ``R`` are both cells together. Nothing positive: 0; a constant positive map: 0.5. For mosaics as
-    ``vitreous.datasets.mosaics`` makes them. Cost: no forwards.
+    ``vitreous.datasets.make_mosaics`` makes them. Cost: no forwards.
 
     References
     ----------
