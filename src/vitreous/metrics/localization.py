@@ -319,8 +319,8 @@ class GridPointingGame(Localisation):
 
     Notes
     -----
-    A constant positive map has ``1 / n^2`` on n x n cells. For grids as ``vitreous.datasets.make_grids`` makes them. Cost:
-    no forwards.
+    A constant positive map has ``1 / n^2`` on n x n cells. For grids of ``vitreous.datasets.make_grids``. Cost: no
+    forwards.
 
     References
     ----------
@@ -352,8 +352,8 @@ class Focus(Localisation):
 
     Notes
     -----
-    ``R`` are both cells together. Nothing positive: 0; a constant positive map: 0.5. For mosaics as
-    ``vitreous.datasets.make_mosaics`` makes them. Cost: no forwards.
+    ``R`` are both cells together. Nothing positive: 0; a constant positive map: 0.5. For mosaics of
+    ``vitreous.datasets.make_mosaics``. Cost: no forwards.
 
     References
     ----------
