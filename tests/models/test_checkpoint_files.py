@@ -54,8 +54,8 @@ def test_nests(weights: dict[str, Tensor], tmp_path: Path, nest: str) -> None:
     torch.save({"epoch": 3, nest: weights, "optimizer": {"state": {}}}, tmp_path / "w.pth")
     found = Checkpoint.read(tmp_path / "w.pth")
     assert same(found.tensors, weights)
-    assert f"from its {nest}" in found.told
-    assert "epoch, optimizer left aside" in found.told
+    assert f"from its {nest}" in found.description
+    assert "epoch, optimizer left aside" in found.description
 
 
 def test_the_only_table_needs_no_usual_name(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_prefixes(weights: dict[str, Tensor], tmp_path: Path, prefix: str, neste
     torch.save({"state_dict": table} if nested else table, tmp_path / "w.pth")
     found = Checkpoint.read(tmp_path / "w.pth")
     assert same(found.tensors, weights)
-    assert all(f"{part}." in found.told for part in prefix.split(".") if part)
+    assert all(f"{part}." in found.description for part in prefix.split(".") if part)
 
 
 def test_compiled_parts_and_a_loss_beside_the_model(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_compiled_parts_and_a_loss_beside_the_model(weights: dict[str, Tensor], 
     torch.save({"state_dict": {**under("model.", table), "criterion.weight": torch.ones(5)}}, tmp_path / "w.pth")
     found = Checkpoint.read(tmp_path / "w.pth")
     assert same(found.tensors, weights)
-    assert "criterion.weight left aside" in found.told
+    assert "criterion.weight left aside" in found.description
 
 
 def test_two_tensors_of_one_name_are_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_objects_beside_the_tensors(weights: dict[str, Tensor], tmp_path: Path, 
     held = unpickle(tmp_path / "w.pth")
     assert isinstance(held["args"], Stub)
     assert vars(held["args"]) == {}
-    assert held["args"].told == "argparse.Namespace"
+    assert held["args"].name == "argparse.Namespace"
 
 
 @pytest.mark.parametrize("zipped", [True, False])

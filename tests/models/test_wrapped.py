@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "compiled block": (_one_block(torch.compile), "block 1 is a OptimizedModule"),
     "block compiled in place": (_compiled_in_place, r"blocks\.1 is compiled in place"),
     "without weights": (lambda model: model.to("meta"), "no weights yet: it is on the meta device"),
-    "no module": (lambda model: model.forward, "expected a View or a torch module, got method"),
+    "no module": (lambda model: model.forward, "expected a VisionModel or a torch module, got method"),
 }
 
 

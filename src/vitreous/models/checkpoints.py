@@ -1,12 +1,9 @@
-"""The names that timm, Hugging Face and torchvision give to the tensors of one architecture, the plain ViT.
+"""Reading weight files without ever running code from them, and how a model was loaded.
 
-Each library's table is taken apart into parts with common names, timm's, in which queries, keys and values are three
-parts; from these the other library's table is put together. Whatever has no common name keeps its own, so that it is
-told as missing or unexpected: nothing is guessed.
-
-Reading weights without ever running code from the file, and telling what was taken from where.
-
-How a model was loaded, so that the same call can be written down again.
+The names that timm, Hugging Face and torchvision give to the tensors of the plain ViT: each library's table is taken
+apart into parts with common names, timm's, in which queries, keys and values are three parts; from these the other
+library's table is put together. Whatever has no common name keeps its own, so that it is named as missing or
+unexpected: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -29,6 +26,8 @@ from vitreous.errors import CheckpointError, one_line
 from vitreous.models.identity import state
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.unpickler import Stub, unpickle
+
+_log = logging.getLogger("vitreous")
 
 _SIGNS = {
     "timm": re.compile(r"blocks\.0\.attn\.qkv\.weight"),
@@ -85,60 +84,56 @@ _BLOCK_ENDS = {
 def translate(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str]:
     """Return tensors under the names of a model, and whose names they had if those are another library's."""
     wanted = model.state_dict()
-    given, asked = _language(tensors), _language(wanted)
-    same = given == asked and not (given == "Hugging Face" and tensors.keys() != wanted.keys())
+    source, target = _library(tensors), _library(wanted)
+    is_same = source == target and (source != "Hugging Face" or tensors.keys() == wanted.keys())
     reads_token = getattr(model, "global_pool", "token") == "token"
-    if given is None or asked is None or same or not reads_token:
+    if source is None or target is None or is_same or not reads_token:
         return dict(tensors), ""
-    parts = _parts(tensors, given)
-    made: dict[str, Tensor] = {}
+    parts, origin = _take_apart(tensors, source)
+    translated: dict[str, Tensor] = {}
     used: set[str] = set()
     for name in wanted:
-        common = _common(name, asked)
-        pieces = _pieces(common)
-        if all(piece in parts for piece in pieces):
-            values = [parts[piece][1] for piece in pieces]
-            made[name] = values[0] if len(values) == 1 else torch.cat(values)
-            used.update(parts[piece][0] for piece in pieces)
-    made.update((name, tensor) for name, tensor in tensors.items() if name not in used)
-    return made, f"{given}'s names"
+        names = _parts(name, target)
+        if parts.keys() >= set(names):
+            translated[name] = _join(map(parts.__getitem__, names))
+            used.update(map(origin.__getitem__, names))
+    others = {name: tensor for name, tensor in tensors.items() if name not in used}
+    return translated | others, f"{source}'s names"
 
 
-def _language(tensors: Mapping[str, Tensor]) -> str | None:
-    found = [language for language, sign in _SIGNS.items() if any(map(sign.fullmatch, tensors))]
-    return found[0] if len(found) == 1 else None
+def _join(values: Iterable[Tensor]) -> Tensor:
+    first, *others = values
+    return torch.cat([first, *others]) if others else first
 
 
-def _parts(tensors: Mapping[str, Tensor], language: str) -> dict[str, tuple[str, Tensor]]:
-    """Return the parts of a table by their common names, each with the name it had."""
-    parts: dict[str, tuple[str, Tensor]] = {}
+def _take_apart(tensors: Mapping[str, Tensor], library: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the parts of a table by their common names, and the name that each had."""
+    parts: dict[str, Tensor] = {}
+    origin: dict[str, str] = {}
     for name, tensor in tensors.items():
-        pieces = _pieces(_common(name, language))
-        if tensor.ndim and len(tensor) % len(pieces) == 0:
-            cut = tensor.chunk(len(pieces))
-            parts.update((piece, (name, part)) for piece, part in zip(pieces, cut, strict=True))
-    return parts
+        names = _parts(name, library)
+        if tensor.ndim and len(tensor) % len(names) == 0:
+            parts.update(zip(names, tensor.chunk(len(names)), strict=True))
+            origin.update(dict.fromkeys(names, name))
+    return parts, origin
 
 
-def _common(name: str, language: str) -> str:
-    if language == "timm":
-        return name
-    block = _BLOCKS[language].fullmatch(name)
-    if block is not None:
-        return f"blocks.{block[1]}.{_BLOCK_ENDS.get(block[2], block[2])}.{block[3]}"
-    other = _OTHERS.fullmatch(name)
-    end = None if other is None else _ENDS.get(other[1])
-    return name if other is None or end is None else end + other[2]
+def _library(names: Iterable[str]) -> str | None:
+    names = list(names)
+    libraries = [library for library, sign in _SIGNS.items() if any(map(sign.fullmatch, names))]
+    return libraries[0] if len(libraries) == 1 else None
 
 
-def _pieces(common: str) -> list[str]:
-    """Return queries, keys and values where a name stands for all three, else the name alone."""
-    if ".attn.qkv." not in common:
-        return [common]
-    return [common.replace(".qkv.", f".{letter}.") for letter in "qkv"]
+def _parts(name: str, library: str) -> list[str]:
+    """Return the common names of a tensor: three where it stands for queries, keys and values."""
+    if library != "timm":
+        block, other = _BLOCKS[library].fullmatch(name), _OTHERS.fullmatch(name)
+        if block is not None:
+            name = f"blocks.{block[1]}.{_BLOCK_ENDS.get(block[2], block[2])}.{block[3]}"
+        elif other is not None and other[1] in _ENDS:
+            name = _ENDS[other[1]] + other[2]
+    return [name.replace(".qkv.", f".{letter}.") for letter in "qkv"] if ".attn.qkv." in name else [name]
 
-
-_log = logging.getLogger("vitreous")
 
 _NESTS = (
     *("model_ema", "state_dict_ema", "ema_state_dict", "ema", "teacher"),
@@ -155,11 +150,11 @@ _HEADS = re.compile(r"(?:heads?(?:\.head|\.fc)?|fc|(?:cls_)?classifier)\.weight"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The named tensors of a file, and one line that tells where in it they were."""
+    """The named tensors of a file, and one line that describes where in it they were."""
 
     path: Path
     tensors: dict[str, Tensor]
-    told: str = ""
+    description: str = ""
 
     @classmethod
     def read(cls, path: str | Path) -> Checkpoint:
@@ -171,15 +166,18 @@ class Checkpoint:
         path = Path(path)
         if not os.path.isfile(path):  # unlike Path.is_file, quiet about names that are too long
             raise CheckpointError(f"no checkpoint at {path}")
-        table, where, beside = _inside(path, _content(path))
-        _refuse_strange(path, table)
-        plain, taken, others = _plain(path, table)
-        told = [f"{len(plain)} tensors"]
-        told += [f"from its {'.'.join(where)}"] if where else []
-        told += [f"without {', '.join(taken)} before the names"] if taken else []
-        left = beside + others
-        told += [f"{_some(left)} left aside"] if left else []
-        return cls(path, plain, ", ".join(told))
+        table, nests, left_aside = _find_table(path, _content(path))
+        for name, tensor in table.items():  # only plain numbers in memory
+            kind = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else ""
+            if kind := kind or ("" if tensor.layout == torch.strided else "sparse"):
+                raise CheckpointError(f"{path}: {name} is {kind}; save plain tensors")
+        tensors, prefixes, others = _without_prefixes(path, table)
+        description = [f"{len(tensors)} tensors"]
+        description += [f"from its {'.'.join(nests)}"] if nests else []
+        description += [f"without {', '.join(prefixes)} before the names"] if prefixes else []
+        left_aside += others
+        description += [f"{_first_few(left_aside)} left aside"] if left_aside else []
+        return cls(path, tensors, ", ".join(description))
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
@@ -188,9 +186,9 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def classes_in(tensors: Mapping[str, Tensor]) -> int | None:
-    """Return how many classes the head in a table of weights has; None where no one head is to be seen."""
-    found = {len(t) for name, t in tensors.items() if t.ndim == 2 and len(t) and _HEADS.fullmatch(name)}
-    return found.pop() if len(found) == 1 else None
+    """Return how many classes the head in a table of weights has; ``None`` where no one head is to be seen."""
+    counts = {len(t) for name, t in tensors.items() if t.ndim == 2 and len(t) and _HEADS.fullmatch(name)}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _content(path: Path) -> Any:
@@ -207,88 +205,85 @@ def _content(path: Path) -> Any:
         raise CheckpointError(f"{path} cannot be read as a checkpoint ({reason})") from error
 
 
-def _inside(path: Path, loaded: Any) -> tuple[dict[str, Tensor], list[str], list[str]]:
+def _find_table(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str], list[str]]:
     """Return the table of tensors, the entries on the way to it, and what lies beside it."""
-    where: list[str] = []
-    beside: list[str] = []
-    while isinstance(loaded, Mapping):
-        named = {key: value for key, value in loaded.items() if isinstance(key, str)}
-        table = {key: value for key, value in named.items() if isinstance(value, Tensor)}
-        nest = _nest(named)
+    nests: list[str] = []
+    left_aside: list[str] = []
+    while isinstance(content, Mapping):
+        named = _named(content)
+        table, nest = _named(content, Tensor), _nest(named)
         if table and (nest is None or len(table) >= len(named[nest])):
-            if len(named) < len(loaded):
+            if len(named) < len(content):
                 break
-            return table, where, beside + [key for key in named if key not in table]
+            return table, nests, left_aside + _without(named, table)
         if nest is None:
-            loaded = next((named[nest] for nest in _NESTS if isinstance(named.get(nest), Stub)), loaded)
+            stubs = _named(named, Stub)
+            content = next((stubs[key] for key in _NESTS if key in stubs), None)
             break
-        where.append(nest)
-        beside += [key for key in named if key != nest]
-        loaded = loaded[nest]
-    if isinstance(loaded, Stub):
-        raise CheckpointError(
-            f"{path} holds a pickled {one_line(loaded.told)}, which only its own code could make, and no code is run; "
-            "save model.state_dict() instead"
-        )
-    raise CheckpointError(f"{path} holds no table of named tensors")
+        nests.append(nest)
+        left_aside += _without(named, (nest,))
+        content = named[nest]
+    if not isinstance(content, Stub):
+        raise CheckpointError(f"{path} holds no table of named tensors")
+    raise CheckpointError(
+        f"{path} holds a pickled {one_line(content.name)}, which only its own code could make, and no code is run; "
+        "save model.state_dict() instead"
+    )
+
+
+def _without(names: Iterable[str], others: Container[str]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _named(table: Mapping[Any, Any], kind: type = object) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if isinstance(key, str) and isinstance(value, kind)}
 
 
 def _nest(named: Mapping[str, Any]) -> str | None:
     """Return the entry that holds the weights: the first by preference, or the only one with named tensors in it."""
-    filled = [name for name in named if _holds(named[name])]
+    filled = [name for name in named if _has_tensors(named[name])]
     usual = [nest for nest in _NESTS if nest in filled]
     return usual[0] if usual else filled[0] if len(filled) == 1 else None
 
 
-def _holds(value: Any, depth: int = 4) -> bool:
+def _has_tensors(value: Any, depth: int = 4) -> bool:
     """Whether there are tensors under names in a table, or in tables inside it."""
     if not isinstance(value, Mapping) or not depth:
         return False
-    inside = [each for name, each in value.items() if isinstance(name, str)]
-    return any(isinstance(each, Tensor) for each in inside) or any(_holds(each, depth - 1) for each in inside)
+    values = _named(value).values()
+    return any(isinstance(item, Tensor) or _has_tensors(item, depth - 1) for item in values)
 
 
-def _unwrapped(path: Path, table: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Take off what parallel and compiled wrappers put before names; say what that was."""
-    origin: dict[str, str] = {}
-    taken: list[str] = []
-    for name in table:
-        plain = _WRAPPERS.sub(r"\1", name)
-        taken += ["_orig_mod."] if plain != name else []
-        while plain.startswith("module."):
-            plain = _WRAPPERS.sub(r"\1", plain.removeprefix("module."))
-            taken.append("module.")
-        if plain in origin:
-            raise CheckpointError(f"{path} holds both {origin[plain]} and {name}; which one is meant?")
-        origin[plain] = name
-    return {plain: table[name] for plain, name in origin.items()}, taken
-
-
-def _plain(path: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str], list[str]]:
+def _without_prefixes(path: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str], list[str]]:
     """Take off everything before the names; where most stand under ``model.``, the rest, such as a loss, is left aside.
 
     Returns the tensors, what was taken off, and the names of the rest.
     """
-    taken: list[str] = []
+    taken: dict[str, None] = {}
     others: list[str] = []
     while True:
-        tensors, wrappers = _unwrapped(path, tensors)
-        taken += wrappers
-        owner = next((o for o in _OWNERS if 2 * sum(name.startswith(o) for name in tensors) > len(tensors)), None)
+        tensors = _without_wrappers(path, tensors, taken)
+        owned = {owner: [name for name in tensors if name.startswith(owner)] for owner in _OWNERS}
+        owner = next((owner for owner, names in owned.items() if 2 * len(names) > len(tensors)), None)
         if owner is None:
-            return tensors, list(dict.fromkeys(taken)), others
-        taken.append(owner)
-        others += [name for name in tensors if not name.startswith(owner)]
-        tensors = {name.removeprefix(owner): tensor for name, tensor in tensors.items() if name.startswith(owner)}
+            return tensors, list(taken), others
+        taken[owner] = None
+        others += _without(tensors, owned[owner])
+        tensors = {name.removeprefix(owner): tensors[name] for name in owned[owner]}
 
 
-def _refuse_strange(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse what is no plain numbers in memory: the meta device, sparse and quantised tensors."""
-    for name, tensor in tensors.items():
-        kind = "on the meta device" if tensor.is_meta else "quantised" if tensor.is_quantized else ""
-        kind = kind or ("" if tensor.layout == torch.strided else "sparse")
-        if kind:
-            raise CheckpointError(f"{path}: {name} is {kind}; save plain tensors")
+def _without_wrappers(path: Path, tensors: Mapping[str, Tensor], taken: dict[str, None]) -> dict[str, Tensor]:
+    """Take off what parallel and compiled wrappers put before names, and note it."""
+    origin: dict[str, str] = {}
+    for name in tensors:
+        bare_name = _WRAPPERS.sub(r"\1", name)
+        taken.update({"_orig_mod.": None} if bare_name != name else {})
+        while bare_name.startswith("module."):
+            bare_name = _WRAPPERS.sub(r"\1", bare_name.removeprefix("module."))
+            taken["module."] = None
+        if origin.setdefault(bare_name, name) != name:
+            raise CheckpointError(f"{path} holds both {origin[bare_name]} and {name}; which one is meant?")
+    return {bare_name: tensors[name] for bare_name, name in origin.items()}
 
 
 def fit(
@@ -301,36 +296,37 @@ def fit(
     Names of another library for the same architecture are translated where that can be done in one way only. What was
     taken from where is logged in one line.
     """
-    found = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.read(checkpoint)
-    path, wanted = found.path, model.state_dict()
+    checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.read(checkpoint)
+    path, model_name = checkpoint.path, type(model).__name__
     try:
-        tensors, language = translate(found.tensors, model)
+        tensors, language = translate(checkpoint.tensors, model)
         tensors = tensors if convert is None else convert(tensors, model)
     except Exception as error:  # a foreign file can break the conversion anywhere
-        raise CheckpointError(f"{path} does not fit {type(model).__name__}: {one_line(str(error))}") from error
-    shapes = [n for n in tensors if n in wanted and tensors[n].shape != wanted[n].shape]
-    problems = {
-        "missing": [name for name in wanted if name not in tensors],
-        "unexpected": [name for name in tensors if name not in wanted],
-        "of another shape": [f"{n} {tuple(tensors[n].shape)} for {tuple(wanted[n].shape)}" for n in shapes],
-    }
-    kinds = [n for n in tensors if n in wanted and not _castable(tensors[n].dtype, wanted[n].dtype)]
-    problems["of another type"] = [f"{n} {tensors[n].dtype} for {wanted[n].dtype}" for n in kinds]
-    told = [f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names]
-    if told:
-        raise CheckpointError(f"{path} does not fit {type(model).__name__}: {'; '.join(told)}")
+        raise CheckpointError(f"{path} does not fit {model_name}: {one_line(str(error))}") from error
+    problems = [f"{len(names)} {what} ({_first_few(names)})" for what, names in _problems(tensors, model) if names]
+    if problems:
+        raise CheckpointError(f"{path} does not fit {model_name}: {'; '.join(problems)}")
     model.load_state_dict(tensors)
     classes = classes_in(tensors)
-    parts = [found.told, f"translated from {language}" if language else "", f"{classes} classes" if classes else ""]
-    _log.info(one_line(f"weights from {path}: {', '.join(part for part in parts if part)}"))
+    source, count = f"translated from {language}" if language else "", f"{classes} classes" if classes else ""
+    _log.info(one_line(f"weights from {path}: {', '.join(filter(None, (checkpoint.description, source, count)))}"))
 
 
-def _castable(given: torch.dtype, wanted: torch.dtype) -> bool:
+def _problems(tensors: Mapping[str, Tensor], model: nn.Module) -> list[tuple[str, list[str]]]:
+    wanted = model.state_dict()
+    pairs = [(name, tensors[name], wanted[name]) for name in tensors if name in wanted]
+    shapes = [f"{name} {tuple(t.shape)} for {tuple(w.shape)}" for name, t, w in pairs if t.shape != w.shape]
+    types = [f"{name} {t.dtype} for {w.dtype}" for name, t, w in pairs if not _is_castable(t.dtype, w.dtype)]
+    problems = {"missing": _without(wanted, tensors), "unexpected": _without(tensors, wanted)}
+    return list({**problems, "of another shape": shapes, "of another type": types}.items())
+
+
+def _is_castable(source: torch.dtype, wanted: torch.dtype) -> bool:
     """Whether numbers keep their meaning: floats of any width, otherwise the same kind."""
-    return given == wanted or (given.is_floating_point and wanted.is_floating_point and given.itemsize >= 2)
+    return source == wanted or (source.is_floating_point and wanted.is_floating_point and source.itemsize >= 2)
 
 
-def _some(names: list[str], limit: int = 3) -> str:
+def _first_few(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
@@ -340,7 +336,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of ``load``, and the state of the model right after it."""
+    """The arguments of ``load``, and the state of the model right after it, so that the call can be written down."""
 
     name: str
     options: Mapping[str, Any]
@@ -362,12 +358,9 @@ class Recipe:
 
     def code(self) -> tuple[str, list[str]]:
         """Return the call in Python, and what each name in it stands for that cannot be written out."""
-        words, names = [repr(self.name)], []
-        for option, value in self.options.items():
-            literal = _literal(value)
-            words.append(f"{option}={option if literal is None else literal}")
-            if literal is None:
-                names.append(f"{option}: {_described(value)}")
+        literals = {option: _literal(value) for option, value in self.options.items()}
+        words = [repr(self.name), *(f"{option}={literal or option}" for option, literal in literals.items())]
+        names = [f"{option}: {_described(self.options[option])}" for option, text in literals.items() if text is None]
         return f"vt.load({', '.join(words)})", names
 
 
@@ -379,10 +372,9 @@ def _literal(value: Any) -> str | None:
         return repr(str(value).removeprefix("torch."))
     if type(value) is Preprocess:
         return f"vt.{value!r}"
-    if value is None or isinstance(value, str | bool | int | float):
-        return repr(value)
-    plain = isinstance(value, list | tuple) and len(value) <= _MOST_NAMES
-    return repr(value) if plain and all(isinstance(each, str | bool | int | float) for each in value) else None
+    simple = (str, bool, int, float, type(None))
+    items = value if isinstance(value, list | tuple) and len(value) <= _MOST_NAMES else [value]
+    return repr(value) if all(isinstance(item, simple) for item in items) else None
 
 
 def _described(value: Any) -> str:

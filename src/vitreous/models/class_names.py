@@ -1,7 +1,4 @@
-"""Class names: reading them in the forms people have, and finding the one a user means.
-
-Which classes somebody may mean by a word that names none.
-"""
+"""Class names: reading them in the forms people have, finding the one a user means, and suggesting others."""
 
 from __future__ import annotations
 
@@ -19,25 +16,25 @@ _TABLES = ("id2label", "label2id", "names")
 """Under which words configurations and data sets keep their labels."""
 
 
-def read_labels(given: Any) -> list[str]:
+def read_labels(labels: Any) -> list[str]:
     """Return class names in index order.
 
-    ``given`` is a list; a table from index to name or from name to index, its indices as numbers or in digits; a text
+    ``labels`` is a list; a table from index to name or from name to index, its indices as numbers or in digits; a text
     file with one name a line, a JSON file of any of these; or what holds such a table as ``id2label``, ``label2id`` or
     ``names``, such as a Hugging Face configuration.
     """
-    if isinstance(given, str | Path):
-        return _listed(_file(Path(given)), f"labels {given}")
-    return _listed(given, "labels")
+    if isinstance(labels, str | Path):
+        return _names_in(_read(Path(labels)), f"labels {labels}")
+    return _names_in(labels, "labels")
 
 
-def check_count(name: str, given: Sequence[str] | None, classes: int) -> None:
+def check_count(name: str, labels: Sequence[str] | None, classes: int) -> None:
     """Refuse labels that are not one for each class; a head of one logit tells two classes apart."""
-    if given is not None and classes and len(given) != classes and (classes, len(given)) != (1, 2):
-        raise ModelError(f"{name} has {classes} classes but {len(given)} labels were given")
+    if labels is not None and classes and len(labels) != classes and (classes, len(labels)) != (1, 2):
+        raise ModelError(f"{name} has {classes} classes but {len(labels)} labels were given")
 
 
-def _file(path: Path) -> Any:
+def _read(path: Path) -> Any:
     try:
         with disk.open_file(path) as file:
             data = file.read(_MOST_TEXT + 1)
@@ -59,17 +56,17 @@ class _Pairs(dict[str, Any]):
         self.pairs = pairs
 
 
-def _listed(given: Any, what: str) -> list[str]:
+def _names_in(labels: Any, what: str) -> list[str]:
     for word in _TABLES:
-        inside = given.get(word) if isinstance(given, Mapping) else getattr(given, word, None)
-        if isinstance(inside, Mapping | list | tuple):
-            given = inside
+        table = labels.get(word) if isinstance(labels, Mapping) else getattr(labels, word, None)
+        if isinstance(table, Mapping | list | tuple):
+            labels = table
             break
-    if isinstance(given, Mapping):
-        return _in_order(given.pairs if isinstance(given, _Pairs) else list(given.items()), what)
-    if isinstance(given, bytes) or not isinstance(given, Sequence | Iterable):
-        raise ModelError(f"{what}: a {type(given).__name__} is no list or table of class names")
-    names = list(given)
+    if isinstance(labels, Mapping):
+        return _in_order(labels.pairs if isinstance(labels, _Pairs) else list(labels.items()), what)
+    if isinstance(labels, bytes) or not isinstance(labels, Iterable):
+        raise ModelError(f"{what}: a {type(labels).__name__} is no list or table of class names")
+    names = list(labels)
     for index, name in enumerate(names):
         if not isinstance(name, str):
             raise ModelError(f"{what} must be a list of names; {name!r:.60} at {index} is none")
@@ -80,20 +77,20 @@ def _listed(given: Any, what: str) -> list[str]:
 
 def _in_order(pairs: list[tuple[Any, Any]], what: str) -> list[str]:
     """Put a table in the order of its indices: its keys if all of them are numbers, else its values."""
-    turned = not all(_index(key) is not None for key, _ in pairs)
-    named: dict[int, str] = {}
+    is_turned = any(_index(key) is None for key, _ in pairs)
+    names: dict[int, str] = {}
     for key, value in pairs:
-        number, name = (value, key) if turned else (key, value)
+        number, name = (value, key) if is_turned else (key, value)
         index = _index(number)
         if index is None or not isinstance(name, str):
             raise ModelError(f"{what}: {key!r:.60} is said to be {value!r:.60}; give names by index or indices by name")
-        if index in named:
-            raise ModelError(f"{what} name class {index} twice: {named[index]!r:.60} and {name!r:.60}")
-        named[index] = name
-    gap = next((index for index in range(len(named)) if not named.get(index, "").strip()), None)
+        if index in names:
+            raise ModelError(f"{what} name class {index} twice: {names[index]!r:.60} and {name!r:.60}")
+        names[index] = name
+    gap = next((index for index in range(len(names)) if not names.get(index, "").strip()), None)
     if gap is not None:
-        raise ModelError(f"{what} hold no name for class {gap}, but for {len(named)} classes up to {max(named)}")
-    return [named[index] for index in range(len(named))]
+        raise ModelError(f"{what} hold no name for class {gap}, but for {len(names)} classes up to {max(names)}")
+    return [names[index] for index in range(len(names))]
 
 
 def _index(value: Any) -> int | None:
@@ -102,29 +99,39 @@ def _index(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
+def _synonyms(label: str) -> list[str]:
+    return [name.strip() for name in label.split(",")]
+
+
 def short_label(label: str) -> str:
     """Return the first of the synonyms in a label such as ``"tabby, tabby cat"``."""
-    return label.split(",")[0].strip()
+    return _synonyms(label)[0]
 
 
 def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> int:
-    """Return the index of the class called ``word``: an index in digits, a whole label, or one of its synonyms.
+    """Return the index of the class called ``word``: an index in digits, a label, or one of its synonyms.
 
     The comparison ignores case. A word that fits several classes is refused with their indices.
     """
-    if re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", word) and not (class_names and word in class_names):
+    names = class_names or []
+    if re.fullmatch(r"\s*[+-]?[0-9]{1,4000}\s*", word) and word not in names:
         return check_index(int(word), classes)
-    if not class_names:
+    if not names:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
-    wanted = word.strip().lower()
-    indices = [i for i, label in enumerate(class_names) if label.lower() == wanted]
-    indices = indices or [i for i, label in enumerate(class_names) if wanted in _synonyms(label)]
+    indices = _indices(word.strip().lower(), names)
     if len(indices) == 1:
         return check_index(indices[0], classes)
-    if indices:
-        listed = ", ".join(f"{i} ({class_names[i]})" for i in indices[:5])
-        raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
-    raise TargetError(f"no class is called {word!r}{suggested(word, class_names)}")
+    if not indices:
+        raise TargetError(f"no class is called {word!r}{suggested(word, class_names)}")
+    listed = ", ".join(f"{i} ({names[i]})" for i in indices[:5])
+    raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
+
+
+def _indices(wanted: str, names: Sequence[str]) -> list[int]:
+    lower = [name.lower() for name in names]
+    return [i for i, name in enumerate(lower) if name == wanted] or [
+        i for i, name in enumerate(lower) if wanted in _synonyms(name)
+    ]
 
 
 def check_index(index: int, classes: int) -> int:
@@ -134,20 +141,12 @@ def check_index(index: int, classes: int) -> int:
     return index
 
 
-def _synonyms(label: str) -> list[str]:
-    return [name.strip().lower() for name in label.split(",")]
-
-
-_MOST = 5
-
-
 def suggested(word: str, class_names: Sequence[str]) -> str:
-    """Return ``"; did you mean …?"`` with the classes that have the word in a name, or else with similar names."""
-    wanted = word.strip()
-    whole = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)", re.IGNORECASE)
-    found = [label.split(",")[0].strip() for label in class_names if wanted and whole.search(label)]
-    names = list(dict.fromkeys(found))[:_MOST]
+    """Return ``"; did you mean …?"`` with up to five classes that have the word in a name, or else similar names."""
+    pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
+    labels = [label for label in class_names if word.strip() and pattern.search(label)]
+    names = list(dict.fromkeys(map(short_label, labels)))[:5]
     if not names:
-        return nearest(word, {name.strip().lower() for label in class_names for name in label.split(",")})
+        return nearest(word, {name.lower() for label in class_names for name in _synonyms(label)})
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
     return f"; did you mean {listed}?"

@@ -8,10 +8,11 @@ how many activations there are, and that nothing passes beside the chain.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -130,7 +131,9 @@ class ConvModel(VisionModel):
             return
         self._facts = self._find_facts()
         self.is_relu_only, self.embed_dim = self._facts.is_relu_only, self._facts.shapes[-1][0]
-        stages = [list(group) for _, group in groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))]
+        stages = [
+            list(group) for _, group in itertools.groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))
+        ]
         self.stages = tuple(range(stage[0], stage[-1] + 1) for stage in stages) if len(stages) > 1 else ()
         self._set_classes(self._facts.classes, class_names, usual_names)
 
@@ -303,29 +306,20 @@ class ConvModel(VisionModel):
 
     def _run_in_order(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of an image, and which modules have done their work before the last of the chain begins."""
-        links, last = [path for block in self.chain for path in block], self.chain[-1][-1]
+        links, events, handles = list(itertools.chain(*self.chain)), list[tuple[str, str]](), list[Any]()
         for path in links:
             self._part(path)
-        started, done, before = list[str](), list[str](), list[str]()
-        handles = []
         for path, module in self.module.named_modules():
-
-            def start(module: nn.Module, args: Any, path: str = path) -> None:
-                if path == last and not before:
-                    before.extend(done)
-                started.append(path)
-
-            def end(module: nn.Module, args: Any, output: Any, path: str = path) -> None:
-                done.append(path)
-
-            handles += [module.register_forward_pre_hook(start), module.register_forward_hook(end)]
+            handles.append(module.register_forward_pre_hook(partial(_note, events, ("start", path))))
+            handles.append(module.register_forward_hook(partial(_note, events, ("end", path))))
         logits = self.reference_forward(image)
         for handle in handles:
             handle.remove()
         for path in links:
-            if started.count(path) != 1:
-                raise ModelError(f"{self.name}: {path} runs {started.count(path)} times, and a place must run once")
-        return logits, tuple(path for path in before if not any(path != up and _within(path, up) for up in before))
+            if (count := events.count(("start", path))) != 1:
+                raise ModelError(f"{self.name}: {path} runs {count} times, and a place must run once")
+        done = [path for event, path in events[: events.index(("start", links[-1]))] if event == "end"]
+        return logits, tuple(path for path in done if not any(path.startswith(f"{above}.") for above in done))
 
     def __repr__(self) -> str:
         (height, width), last = self.grid(), self.chain[-1][-1]
@@ -342,6 +336,10 @@ def _flat(features: Tensor) -> Tensor:
 def _shape(features: Tensor) -> tuple[int, int, int]:
     _, channels, height, width = features.shape
     return channels, height, width
+
+
+def _note(events: list[tuple[str, str]], event: tuple[str, str], *_: Any) -> None:
+    events.append(event)
 
 
 def _pass_on(value: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,9 @@
-"""Digests of tensors, fast enough to be taken of all weights before anything on disk is used or written.
+"""Which model made a number: digests of its weights, its structure and settings, its code, and its preprocessing.
 
 The bytes of a tensor are read as 32-bit words in rows of 8192. A row becomes one number of 64 bits, the sum of its
 words, each times a random key of its place, modulo 2^64, on the device where it is; the numbers are digested. Words
 have half the bits of keys so that the topmost bit of a word counts too: signs are there. A digest is the same on every
-device.
-
-Which model made a number: digests of its weights, its structure and settings, its code, and its preprocessing.
+device, and fast enough to be taken of all weights before anything on disk is used or written.
 
 Structure is what the tree of modules looks like: paths, types, plain attributes, hooks. An attribute counts if some
 code of the model may read it, and no forward writes it: what a forward notes about its input is no setting. Code is
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 _ROW = 8192
 _BYTES = 4 * _ROW
-_ROWS_AT_ONCE = {"cpu": 32}  # what is written out stays in the cache of a core
-_MANY_ROWS = 2**11
 _PROBES = 8
 
 
@@ -85,9 +81,9 @@ def _sums(tensors: Sequence[Tensor]) -> list[bytes]:
         ends = torch.zeros(len(mine), _BYTES, dtype=torch.uint8, device=device)
         rows = []
         for end, flat in zip(ends, mine.values(), strict=True):
-            whole = len(flat) // _BYTES * _BYTES
-            end[: len(flat) - whole].copy_(flat[whole:])
-            rows.append(_row_sums(flat[:whole]))
+            in_rows = len(flat) // _BYTES * _BYTES
+            end[: len(flat) - in_rows].copy_(flat[in_rows:])
+            rows.append(_row_sums(flat[:in_rows]))
         numbers = torch.cat([_row_sums(ends.view(-1)), *rows]).cpu().numpy()
         first = len(mine)
         for number, (place, own) in enumerate(zip(mine, rows, strict=True)):
@@ -107,31 +103,30 @@ def _row_sums(flat: Tensor) -> Tensor:
     sums = torch.empty(len(words), dtype=torch.int64, device=flat.device)
     if not len(words):
         return sums
-    at_once = _ROWS_AT_ONCE.get(flat.device.type, _MANY_ROWS)
-    wide = torch.empty(min(at_once, len(words)), _ROW, dtype=torch.int64, device=flat.device)
-    for start in range(0, len(words), at_once):
-        some = words[start : start + at_once]
-        part = wide[: len(some)].copy_(some)
+    count = 32 if flat.device.type == "cpu" else 2**11  # few enough to stay in the cache of a core
+    buffer = torch.empty(min(count, len(words)), _ROW, dtype=torch.int64, device=flat.device)
+    for chunk, out in zip(words.split(count), sums.split(count), strict=True):
+        part = buffer[: len(chunk)].copy_(chunk)
         if flat.device.type == "cpu":
-            torch.mv(part, keys, out=sums[start : start + len(some)])
+            torch.mv(part, keys, out=out)
         else:
-            torch.sum(part.mul_(keys), dim=1, out=sums[start : start + len(some)])
+            torch.sum(part.mul_(keys), dim=1, out=out)
     return sums
 
 
 @lru_cache(maxsize=8)
 def _keys(device: torch.device) -> Tensor:
-    drawn = hashlib.shake_256(b"vitreous fingerprint").digest(8 * _ROW)
+    numbers = hashlib.shake_256(b"vitreous fingerprint").digest(8 * _ROW)
     with torch.inference_mode(False):
-        return torch.from_numpy(np.frombuffer(drawn, "<i8").astype(np.int64)).to(device)
+        return torch.from_numpy(np.frombuffer(numbers, "<i8").astype(np.int64)).to(device)
 
 
 def _probes(tensors: Sequence[Tensor]) -> bytes:
     """Return a few values of each tensor."""
     with torch.no_grad():
         few = [t.detach().reshape(-1)[:: max(1, t.numel() // _PROBES)][: _PROBES + 1].double() for t in tensors]
-        homes = dict.fromkeys(each.device for each in few)
-        return b"".join(torch.cat([e for e in few if e.device == home]).cpu().numpy().tobytes() for home in homes)
+        devices = dict.fromkeys(values.device for values in few)
+        return b"".join(torch.cat([v for v in few if v.device == device]).cpu().numpy().tobytes() for device in devices)
 
 
 _UNKNOWN = "unknown "
@@ -158,8 +153,8 @@ class ModelIdentity:
     @classmethod
     def parse(cls, text: str) -> ModelIdentity:
         """Read what ``str`` wrote; of a text of an earlier version, that has less, what it has."""
-        plain, _, code = text.partition("+")
-        weights, structure, preprocessing, *_ = *plain.split("-"), "", ""
+        digests, _, code = text.partition("+")
+        weights, structure, preprocessing, *_ = *digests.split("-"), "", ""
         return cls(weights, structure, preprocessing, code)
 
     @property

@@ -106,19 +106,11 @@ class Preprocess:
     @staticmethod
     def from_timm(config: Mapping[str, Any], size: Sequence[int] | None = None) -> Preprocess:
         """Return what timm makes of its configuration (``input_size``, ``mean`` ...), or for another ``size``."""
-        names = ("crop_mode", "crop_pct", "input_size", "interpolation", "mean", "std")
-        if not config.keys() & set(names):
-            raise ModelError(f"preprocess: {list(config)!r:.80} holds none of {', '.join(names)}")
-        usual, size = Preprocess(), size or config.get("input_size") or Preprocess.size
+        config = {**config} if size is None else {**config, "input_size": size}
+        if not config.keys() & _TIMM.keys():
+            raise ModelError(f"preprocess: {list(config)!r:.80} holds none of {', '.join(sorted(_TIMM))}")
         try:
-            data = Preprocess(
-                size=(int(size[-2]), int(size[-1])),
-                mean=tuple(float(value) for value in config.get("mean") or usual.mean),
-                std=tuple(float(value) for value in config.get("std") or usual.std),
-                interpolation=str(config.get("interpolation") or usual.interpolation),
-                crop=float(config.get("crop_pct") or usual.crop),
-                mode=str(config.get("crop_mode") or usual.mode),
-            )
+            data = Preprocess(**{name: read(config[key]) for key, (name, read) in _TIMM.items() if config.get(key)})
         except (TypeError, ValueError, IndexError) as error:
             raise ModelError(f"preprocess: the configuration cannot be read: {one_line(str(error))}") from error
         return data if len(data.mean) != 3 else _matched_with_timm(data)  # a photograph has three colours
@@ -194,6 +186,21 @@ class Preprocess:
             return (target_height, length) if width <= height else (length, target_height)
         ratio = max(target_width / width, target_height / height)
         return round(width * ratio), round(height * ratio)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
+_TIMM: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "input_size": ("size", lambda size: (int(size[-2]), int(size[-1]))),
+    "mean": ("mean", _floats),
+    "std": ("std", _floats),
+    "interpolation": ("interpolation", str),
+    "crop_pct": ("crop", float),
+    "crop_mode": ("mode", str),
+}
+"""The settings of timm, and how each is read."""
 
 
 def _is_side(value: Any) -> bool:
@@ -325,8 +332,8 @@ def _call(function: Function, photo: Image.Image) -> torch.Tensor:
 
 def _probe(function: Function) -> dict[str, Any]:
     """Return size, colours and digest of a callable: what it makes of black, of white and of noise."""
-    black_and_white = [Image.new("RGB", (431, 300), colour) for colour in ("black", "white")]
-    photos = [*black_and_white, *_noise_photos(0, ((300, 431), (389, 320)))]
+    black, white = (Image.new("RGB", (431, 300), colour) for colour in ("black", "white"))
+    photos = [black, white, *_noise_photos(0, ((300, 431), (389, 320)))]
     try:
         outputs = [_call(function, photo) for photo in photos]
         again = _call(function, photos[2])
@@ -334,9 +341,9 @@ def _probe(function: Function) -> dict[str, Any]:
         raise
     except Exception as error:
         raise ModelError(f"preprocess fails on a PIL image: {_reason(error)}") from error
-    sizes = {tuple(output.shape) for output in outputs}
+    sizes = sorted({tuple(output.shape) for output in outputs})
     if len(sizes) > 1:
-        raise ModelError(f"preprocess makes inputs of several sizes, {sorted(sizes)}; resize and crop to one")
+        raise ModelError(f"preprocess makes inputs of several sizes, {sizes}; resize and crop to one")
     is_random = not again.equal(outputs[2])
     if is_random:
         text = "preprocess makes another input of the same picture each time; give the transform for evaluation"
@@ -348,8 +355,8 @@ def _probe(function: Function) -> dict[str, Any]:
     low, high = ends[:, :, brighter > brighter.max() / 2].median(dim=2).values  # not in margins that it fills
     std = 1 / (high - low)
     digest = hashlib.blake2b(b"".join(output.numpy().tobytes() for output in outputs), digest_size=8)
-    mean, deviation = (tuple(round(float(v), 6) + 0.0 for v in values) for values in (-low * std, std))
-    size = tuple(int(side) for side in outputs[0].shape[1:])
+    mean, deviation = (tuple(round(v, 6) + 0.0 for v in values.tolist()) for values in (-low * std, std))
+    size = tuple(outputs[0].shape[1:])
     return {"size": size, "mean": mean, "std": deviation, "digest": digest.hexdigest(), "is_random": is_random}
 
 

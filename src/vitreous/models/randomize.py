@@ -105,15 +105,16 @@ def randomised(
 def _find_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
     copy = copy_structure(model.source_model or model, VisionModel)
     copy.source_model = model  # it need not make another copy to step through its model
-    named = {name: parameter for name, parameter in copy.module.named_parameters() if parameter.is_floating_point()}
-    for parameter in named.values():
-        parameter.requires_grad_()
-    names = {id(parameter): name for name, parameter in named.items()}
-    left, parameters = set(named), dict[str, tuple[str, ...]]()
+    names: dict[int, str] = {}
+    for name, parameter in copy.module.named_parameters():
+        if parameter.is_floating_point():
+            names[id(parameter.requires_grad_())] = name
+    left, parameters = dict.fromkeys(names.values()), dict[str, tuple[str, ...]]()
 
     def take(stage: str, reached: Iterable[str]) -> None:
-        parameters[stage] = tuple(name for name in named if name in left & set(reached))
-        left.difference_update(parameters[stage])
+        parameters[stage] = tuple(name for name in list(left) if name in set(reached))
+        for name in parameters[stage]:
+            del left[name]
 
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(copy.device.type, enabled=False):
         tokens = copy.embed(torch.zeros(1, 3, *copy.preprocess.size, dtype=copy.dtype, device=copy.device))

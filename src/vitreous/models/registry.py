@@ -4,17 +4,14 @@ An adapter is a module-level object with the attributes of ``Adapter``. The buil
 path, so that nothing is imported before it is needed; third parties add theirs under the entry-point group
 ``vitreous.adapters``.
 
-The model inside: parallel and compiled wrappers are taken off, what cannot be looked into is refused.
-
-A forward in another thread, in a replica or in compiled code is not seen by an observer, so the module inside is used.
-The wrapper stays as it is. Shards, scripts, graphs and quantised weights have no such module inside.
-
-Whether weights can be fetched, known before a client tries for most of a minute.
+A forward in another thread, in a replica or in compiled code is not seen by hooks, so that the model inside parallel
+and compiled wrappers is used; the wrapper stays as it is. Shards, scripts, graphs and quantised weights are refused.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
@@ -38,12 +35,8 @@ from vitreous.models.checkpoints import Recipe
 from vitreous.models.class_names import read_labels
 from vitreous.models.preprocess import as_preprocess
 
-_BUILT_IN = {
-    "timm": "vitreous.models.adapters.timm:ADAPTER",
-    "hf": "vitreous.models.adapters.hf:ADAPTER",
-    "torchvision": "vitreous.models.adapters.torchvision:ADAPTER",
-}
-_added: list[Adapter] = []
+_BUILT_IN = ("timm", "hf", "torchvision")
+_registered: list[Adapter] = []
 
 
 @dataclass(frozen=True)
@@ -61,13 +54,13 @@ class Adapter(Protocol):
     """What a family of models must offer."""
 
     prefix: str
-    """What stands before the slash in names such as ``timm/vit_base_patch16_224``; names without one are whole."""
+    """What stands before the slash in names such as ``timm/vit_base_patch16_224``; names without one have no slash."""
 
     def accepts(self, module: nn.Module) -> bool:
         """Whether this module belongs to the family."""
 
     def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
-        """Return the view of such a module, or raise ``ModelError`` saying why not."""
+        """Return the ``VisionModel`` of such a module, or raise ``ModelError`` saying why not."""
 
     def load(self, name: str, **options: Any) -> nn.Module:
         """Build the model called ``name`` (without the prefix)."""
@@ -77,25 +70,34 @@ class Adapter(Protocol):
 
 
 def register_adapter(adapter: Adapter) -> None:
-    """Add an adapter in this process; packages use the entry-point group instead."""
-    if adapter not in _added:
-        _added.insert(0, adapter)
+    """Add a family of models in this process; a package uses the entry-point group ``vitreous.adapters`` instead.
+
+    Parameters
+    ----------
+    adapter : Adapter
+        An object with ``prefix``, ``accepts``, ``wrap``, ``load`` and ``models``. It goes before the built-in ones.
+
+    Examples
+    --------
+    >>> vt.register_adapter(HandAdapter())  # doctest: +SKIP
+    >>> vt.load("hand/vit")  # doctest: +SKIP
+    """
+    if adapter not in _registered:
+        _registered.insert(0, adapter)
     adapters.cache_clear()
 
 
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Return every adapter, third parties' first, so that they can claim subclasses of known models."""
-    every = list(_added)
+    found = list(_registered)
     for entry in entry_points(group="vitreous.adapters"):
         try:
-            every.append(entry.load())
+            found.append(entry.load())
         except Exception as error:  # one broken package must not take the others away
             warnings.warn(f"the adapter {entry.name} cannot be imported: {error}", VitreousWarning, stacklevel=2)
-    for path in _BUILT_IN.values():
-        module, _, attribute = path.partition(":")
-        every.append(getattr(importlib.import_module(module), attribute))
-    return tuple(every)
+    found += [importlib.import_module(f"vitreous.models.adapters.{name}").ADAPTER for name in _BUILT_IN]
+    return tuple(found)
 
 
 def wrap(
@@ -104,113 +106,140 @@ def wrap(
     backbone: str | None = None,
     layer: str | None = None,
     output_key: str | int | None = None,
+    class_names: Any = None,
+    preprocess: Any = None,
     **facts: Any,
 ) -> VisionModel:
-    """Look at a model already in hand; a view is returned as it is, and wrappers are looked through (``unwrap``).
+    """Take a model that is already in hand apart, without changing it.
 
-    A model of one's own is searched for the one known model inside; ``backbone=`` names it where there are several, and
-    ``output_key=`` one of several outputs. ``layer=`` names the layer whose output is the feature map of a
-    convolutional network, known or not. ``name=``, ``class_names=``, ``preprocess=`` override what the model says about
-    itself.
+    Parameters
+    ----------
+    module : nn.Module or VisionModel
+        A model of timm, transformers or torchvision, one with such a model inside, or a convolutional network. A
+        ``VisionModel`` is returned as it is; parallel and compiled wrappers are looked through.
+    backbone : str, optional
+        Path of the known model inside, where there are several.
+    layer : str, optional
+        Path of the module whose output is the last feature map of a convolutional network, known or not.
+    output_key : str or int, optional
+        Which of several outputs are the logits.
+    class_names : list, mapping, path or configuration, optional
+        Names of the classes; the model's own unless given.
+    preprocess : Preprocess, mapping, image processor or callable, optional
+        How a photograph becomes an input; what the model notes unless given.
+    **facts
+        ``name=``, and what the family takes (``prompts=`` of a zero-shot model).
+
+    Returns
+    -------
+    VisionModel
+        Verified against the model's own forward when it first runs.
+
+    Raises
+    ------
+    ModelError
+        If no adapter knows the model, or it cannot be looked into.
+
+    Examples
+    --------
+    >>> import timm
+    >>> vt.wrap(timm.create_model("test_vit", num_classes=3), class_names=["cat", "dog", "owl"]).label(1)
+    'dog'
     """
     if isinstance(module, VisionModel):
         return module
     module = unwrap(module)
-    for fact, understood in (("class_names", read_labels), ("preprocess", as_preprocess)):
-        if facts.get(fact) is not None:
-            facts[fact] = understood(facts[fact])
+    if class_names is not None:
+        facts["class_names"] = read_labels(class_names)
+    if preprocess is not None:
+        facts["preprocess"] = as_preprocess(preprocess)
     if layer is not None:
         return _ending(module, layer, output_key, facts)
-    whole = backbone in (None, "") and output_key is None
-    for adapter in adapters() if whole else ():
-        if adapter.accepts(module):
-            try:
+    if backbone in (None, "") and output_key is None:
+        adapter = _adapter_of(module)
+        try:
+            if adapter is not None:
                 return adapter.wrap(module, **facts)
-            except HeadError:  # its blocks are known, what follows them is not
-                break
-            except UnknownError:  # a larger model, perhaps, around one that is known
-                if not any(path for path, _ in _towers(module)):
-                    raise
-                break
+        except HeadError:  # its blocks are known, what follows them is not
+            pass
+        except UnknownError:  # a larger model, perhaps, around one that is known
+            if not any(path for path, _ in _known_inside(module)):
+                raise
     return _around(module, backbone, output_key, facts)
 
 
+def _adapter_of(module: nn.Module) -> Adapter | None:
+    return next((adapter for adapter in adapters() if adapter.accepts(module)), None)
+
+
 def _ending(module: nn.Module, layer: str, output_key: str | int | None, facts: dict[str, Any]) -> VisionModel:
-    """Return the view of a convolutional network whose feature map is what ``layer`` gives."""
+    """Return the convolutional network whose last feature map is what ``layer`` gives."""
     from vitreous.models.cnn import ConvModel
 
-    for adapter in adapters() if output_key is None else ():
-        if adapter.accepts(module):
-            try:
-                known = adapter.wrap(module, **facts)
-            except UnknownError:
-                break
-            if not isinstance(known, ConvModel):
-                raise ModelError(
-                    f"layer={layer!r} is for convolutional networks; the layers of {known.name} have numbers"
-                )
-            return known.ending(layer)
-    return ConvModel(module, ((layer,),), output_key=output_key, cut=layer, **facts)
+    adapter = _adapter_of(module) if output_key is None else None
+    try:
+        network = None if adapter is None else adapter.wrap(module, **facts)
+    except UnknownError:
+        network = None
+    if network is None:
+        return ConvModel(module, ((layer,),), output_key=output_key, cut=layer, **facts)
+    if not isinstance(network, ConvModel):
+        raise ModelError(f"layer={layer!r} is for convolutional networks; the layers of {network.name} have numbers")
+    return network.ending(layer)
 
 
 def _around(
     module: nn.Module, backbone: str | None, output_key: str | int | None, facts: dict[str, Any]
 ) -> VisionModel:
-    """Return the view of a model around the one model that is known in it."""
-    found = list(_towers(module))
-    what = f"{type(module).__module__}.{type(module).__qualname__}"
-    if backbone is not None:
-        found = [each for each in found if each[0] == backbone]
-        if not found:
-            listed = ", ".join(path or "itself" for path, _ in _towers(module)) or "none"
-            raise ModelError(f"{what} has no known model at {backbone!r}; found: {listed}")
-    if not found:
-        known = ", ".join(adapter.prefix for adapter in adapters())
+    """Return the model around the one model that is known in it."""
+    kind, inside = f"{type(module).__module__}.{type(module).__qualname__}", dict(_known_inside(module))
+    paths = list(inside) if backbone is None else [backbone]
+    if not inside.keys() >= {*paths}:
+        listed = ", ".join(path or "itself" for path in inside) or "none"
+        raise ModelError(f"{kind} has no known model at {backbone!r}; found: {listed}")
+    if not inside:
+        families = ", ".join([adapter.prefix for adapter in adapters()])
         raise ModelError(
-            f"no adapter knows {what}, and no known model is inside; families known: {known}; for a convolutional "
+            f"no adapter knows {kind}, and no known model is inside; families known: {families}; for a convolutional "
             "network name the layer of its last feature map, as layer='layer4'; a new family is one file, see the page "
             "'Write an adapter'"
         )
-    if len(found) > 1:
-        listed = ", ".join(f"{path} ({type(inner.module).__name__})" for path, inner in found)
-        raise ModelError(f"{what} has several models inside: {listed}; choose one with backbone={found[0][0]!r}")
-    ((path, inner),) = found
+    path, inner = paths[0], inside[paths[0]]
+    if len(paths) > 1:
+        listed = ", ".join(f"{path} ({type(inner.module).__name__})" for path, inner in inside.items())
+        raise ModelError(f"{kind} has several models inside: {listed}; choose one with backbone={path!r}")
     if path and not _has_head(module, inner.module):
-        raise ModelError(f"{what} around {inner.name} has no classifier: nothing after the blocks has weights")
+        raise ModelError(f"{kind} around {inner.name} has no classifier: nothing after the blocks has weights")
     return inner.wrap_in(module, path, output_key=output_key, **facts)
 
 
-def _towers(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
+def _known_inside(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
     """Yield the outermost known models in a model, with their paths; the model itself has the path ``""``."""
-    taken: list[str] = []
+    found: list[str] = []
     for path, part in module.named_modules():
-        if any(not above or path.startswith(f"{above}.") for above in taken):
+        if any(not above or path.startswith(f"{above}.") for above in found):
             continue
-        for adapter in adapters():
-            if adapter.accepts(part):
-                try:
-                    yield path, adapter.wrap(part, headless=True)
-                except (ModelError, TypeError):  # one of its parts, or a family that knows no towers
-                    continue
-                taken.append(path)
-                break
+        for adapter in (adapter for adapter in adapters() if adapter.accepts(part)):
+            try:
+                yield path, adapter.wrap(part, headless=True)
+            except (ModelError, TypeError):  # one of its parts, or a family that knows no towers
+                continue
+            found.append(path)
+            break
 
 
 def _has_head(module: nn.Module, inner: nn.Module) -> bool:
-    """Say whether a model has weights outside the transformer in it, or that one has a classifier itself."""
-    own = {id(each) for each in inner.modules()}
-    if any(id(each) not in own and any(True for _ in each.parameters(recurse=False)) for each in module.modules()):
+    """Whether a model has weights outside the transformer in it, or that one has a classifier itself."""
+    own = {id(part) for part in inner.modules()}
+    if any(id(part) not in own and any(True for _ in part.parameters(recurse=False)) for part in module.modules()):
         return True
-    for adapter in adapters():
-        if adapter.accepts(inner):
-            try:
-                adapter.wrap(inner)
-            except HeadError:
-                return True
-            except ModelError:
-                return False
-            return True
-    return False
+    adapter = _adapter_of(inner)
+    try:
+        return adapter is not None and bool(adapter.wrap(inner))
+    except HeadError:
+        return True
+    except ModelError:
+        return False
 
 
 def load(
@@ -223,45 +252,66 @@ def load(
     dtype: str | torch.dtype | None = None,
     **options: Any,
 ) -> VisionModel:
-    """Build a model by name, such as ``timm/vit_base_patch16_224`` or the bundled ``world``, and look at it.
+    """Build a model by name and wrap it.
 
-    ``checkpoint``: a ``.safetensors`` or torch weight file; without one the hub's weights are fetched, unless
-    ``pretrained=False``. ``num_classes``, ``img_size``, ``class_names`` and ``preprocess`` fit a fine-tuned model; the
-    number of classes is that of the checkpoint's head where none is given. ``layer`` as for ``wrap``. ``device`` may be
-    ``"auto"``: a GPU where there is one. Other options go to the family's own constructor.
+    Parameters
+    ----------
+    name : str
+        Such as ``timm/vit_base_patch16_224``, ``hf/google/vit-base-patch16-224``, ``torchvision/resnet50``, or the
+        bundled ``world``; ``list_models()`` lists them.
+    class_names, preprocess, layer : optional
+        As for ``wrap``.
+    device : str or torch.device, optional
+        Where it runs; ``"auto"`` is a GPU where there is one. The CPU unless given.
+    dtype : str or torch.dtype, optional
+        ``"float32"`` unless given, or ``"float64"``, ``"bfloat16"``, ``"float16"``.
+    **options
+        ``checkpoint``: a ``.safetensors`` or torch weight file, read without running code from it; ``pretrained``:
+        without a checkpoint the hub's weights are fetched unless it is false; ``num_classes``: that of the checkpoint's
+        head unless given; ``img_size``; and what the family's own constructor takes.
+
+    Returns
+    -------
+    VisionModel
+        The model in evaluation mode.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model, or its weights cannot be had.
+    CheckpointError
+        If a checkpoint cannot be read or does not fit.
+
+    Examples
+    --------
+    >>> vt.load("world").num_classes
+    48
     """
-    given = {
-        "class_names": class_names,
-        "preprocess": preprocess,
-        "layer": layer,
-        "device": device,
-        "dtype": dtype,
-        **options,
-    }
+    arguments = {"class_names": class_names, "preprocess": preprocess, "layer": layer, "device": device, "dtype": dtype}
+    recipe_options = {**arguments, **options}
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
     adapter, rest = _find(name)
-    class_names = (
-        None if class_names is None else read_labels(class_names)
-    )  # what is wrong with it is said before any work
-    shown: dict[str, Any] = {} if preprocess is None else {"preprocess": as_preprocess(preprocess)}
-    module = adapter.load(rest, **options)
-    made = wrap(module.to(device=device, dtype=dtype), layer=layer, name=name, class_names=class_names, **shown)
-    made.builder_digest = code_digest(adapter) if is_external(adapter) else ""
-    made.load_recipe = Recipe.of(name, given, made.module)
-    return made
+    # what is wrong with them is said before any work
+    class_names = None if class_names is None else read_labels(class_names)
+    preprocess = None if preprocess is None else as_preprocess(preprocess)
+    module = adapter.load(rest, **options).to(device=device, dtype=dtype)
+    model = wrap(module, layer=layer, name=name, class_names=class_names, preprocess=preprocess)
+    model.builder_digest = code_digest(adapter) if is_external(adapter) else ""
+    model.load_recipe = Recipe.of(name, recipe_options, model.module)
+    return model
 
 
 def _find(name: str) -> tuple[Adapter, str]:
-    """Return the adapter of a model and what it calls it: the rest after its prefix, or the whole name."""
+    """Return the adapter of a model and what it calls it: the rest after its prefix, or all of the name."""
     prefix, slash, rest = name.partition("/")
     for adapter in adapters():
         if slash and adapter.prefix == prefix:
             return adapter, rest
         if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
             return adapter, name
-    listed = [info.name for info in list_models()]
-    known = ", ".join(dict.fromkeys(f"{each.partition('/')[0]}/…" if "/" in each else each for each in listed))
-    raise ModelError(f"unknown model {name!r}{nearest(name, listed) or f'; known: {known}'}")
+    names = [info.name for info in list_models()]
+    groups = ", ".join(dict.fromkeys(f"{name.partition('/')[0]}/…" if "/" in name else name for name in names))
+    raise ModelError(f"unknown model {name!r}{nearest(name, names) or f'; known: {groups}'}")
 
 
 def list_models() -> list[ModelInfo]:
@@ -280,15 +330,15 @@ def device_of(device: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    known = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
-    chosen = known.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and chosen not in known.values():
-        raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(known)}")
+    dtypes = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+    chosen = dtypes.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and chosen not in dtypes.values():
+        raise ModelError(f"dtype {str(dtype)!r} is not one of {', '.join(dtypes)}")
     return chosen
 
 
 _SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
-_QUANTISED = ("torch.ao.nn.", "torch.nn.quantized", "bitsandbytes.", "torchao.", "optimum.quanto", "auto_gptq", "awq")
+_QUANTISED = r"(^| )(torch\.(ao\.nn\.|nn\.quantized)|bitsandbytes\.|torchao\.|optimum\.quanto|auto_gptq|awq)"
 
 
 def unwrap(module: Any) -> nn.Module:
@@ -300,44 +350,43 @@ def unwrap(module: Any) -> nn.Module:
             module = module._orig_mod  # known by its name: importing torch._dynamo takes seconds
         else:
             break
-    _refuse_programs(module)
-    for name, part in module.named_modules():
-        _refuse_part(type(module).__name__, name, part)
-    return module  # type: ignore[no-any-return]
-
-
-def _refuse_programs(module: Any) -> None:
-    what = type(module).__name__
+    kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         raise ModelError("a scripted or traced module cannot be looked into; give the Python module it was made from")
-    if isinstance(module, torch.fx.GraphModule) or what == "ExportedProgram":
-        raise ModelError(f"an exported graph ({what}) cannot be looked into; give the module it was made from")
+    if isinstance(module, torch.fx.GraphModule) or kind == "ExportedProgram":
+        raise ModelError(f"an exported graph ({kind}) cannot be looked into; give the module it was made from")
     if not isinstance(module, nn.Module):
-        raise ModelError(f"expected a View or a torch module, got {what}")
+        raise ModelError(f"expected a VisionModel or a torch module, got {kind}")
+    for name, part in module.named_modules():
+        reason = _why_unusable(part, is_inside=bool(name))
+        if reason:
+            raise ModelError(f"{kind}.{name} {reason}" if name else f"{kind} {reason}")
+    return module
 
 
-def _refuse_part(model: str, name: str, part: nn.Module) -> None:
-    """Refuse a part whose weights are elsewhere or not floating point, or whose forward is compiled on its own."""
-    where = f"{model}.{name}" if name else model
-    kinds = type(part).__mro__
-    if any(kind.__name__ in _SHARDED for kind in kinds):
-        raise ModelError(
-            f"{where} is sharded (FSDP): no process holds the whole model; gather the weights into a plain module first"
-        )
-    if isinstance(part, torch.jit.ScriptModule):
-        raise ModelError(f"{where} is scripted or traced and cannot be looked into; give the Python module")
+def _why_unusable(part: nn.Module, is_inside: bool) -> str:
+    """Say why a part has its weights elsewhere or not in floating point, or its forward compiled on its own."""
     values = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    kinds, of_values = type(part).__mro__, {base for value in values for base in type(value).__mro__}
+    if _SHARDED & {base.__name__ for base in kinds}:
+        return "is sharded (FSDP): no process holds the whole model; gather the weights into a plain module first"
+    if isinstance(part, torch.jit.ScriptModule):
+        return "is scripted or traced and cannot be looked into; give the Python module"
     if any(value.is_meta for value in values):
-        raise ModelError(f"{where} has no weights yet: it is on the meta device; load them first")
-    homes = {kind.__module__ for each in (part, *values) for kind in type(each).__mro__}
-    if any(home.startswith(_QUANTISED) for home in homes) or any(value.is_quantized for value in values):
-        raise ModelError(f"{where} is quantised ({kinds[0].__name__}): it has no gradients; give the model in float")
-    if name and part._compiled_call_impl is not None:
-        raise ModelError(f"{where} is compiled in place and cannot be looked into; explain the model before compiling")
+        return "has no weights yet: it is on the meta device; load them first"
+    homes = " ".join(base.__module__ for base in (*kinds, *of_values))
+    if re.search(_QUANTISED, homes) or any(value.is_quantized for value in values):
+        return f"is quantised ({type(part).__name__}): it has no gradients; give the model in float"
+    if is_inside and part._compiled_call_impl is not None:
+        return "is compiled in place and cannot be looked into; explain the model before compiling"
+    return ""
 
 
 def answers(url: str) -> bool:
-    """Whether the server of an address takes connections; a proxy is trusted."""
+    """Whether the server of an address takes connections, known before a client tries for most of a minute.
+
+    A proxy is trusted.
+    """
     if getproxies():
         return True
     try:
@@ -347,11 +396,7 @@ def answers(url: str) -> bool:
     return True
 
 
-def cached(repo: str) -> bool:
-    """Whether something of the hub's repository ``owner/name`` (``*`` for any) lies in the local cache."""
-    return any(Path(hub.HF_HUB_CACHE).glob(f"models--{repo.replace('/', '--')}/snapshots/*"))
-
-
 def reachable(repo: str) -> bool:
-    """Whether a repository is in the cache, or the hub answers and may be asked."""
-    return cached(repo) or (not hub.HF_HUB_OFFLINE and answers(hub.ENDPOINT))
+    """Whether a repository ``owner/name`` (``*`` for any) is in the hub's cache, or the hub answers and may be used."""
+    is_cached = any(Path(hub.HF_HUB_CACHE).glob(f"models--{repo.replace('/', '--')}/snapshots/*"))
+    return is_cached or (not hub.HF_HUB_OFFLINE and answers(hub.ENDPOINT))

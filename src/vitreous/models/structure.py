@@ -114,7 +114,7 @@ class Norm:
         """Read a module; ``None`` for one that does nothing. ``width`` is that of its input, where it may be odd."""
         if module is None or (isinstance(module, nn.Identity) and is_plain(module)):
             return None
-        inner: Any = next((part for part in module.modules() if isinstance(part, nn.LayerNorm) or _is_rms(part)), None)
+        inner: Any = next(filter(_is_norm, module.modules()), None)
         if inner is None:
             raise ModelError(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
         centred, eps = isinstance(inner, nn.LayerNorm), inner.eps or torch.finfo(torch.float32).eps
@@ -321,8 +321,8 @@ def _noise(rows: int, width: int) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
 
 
-def _is_rms(module: nn.Module) -> bool:
-    return "rms" in type(module).__name__.lower()
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.LayerNorm) or "rms" in type(module).__name__.lower()
 
 
 def _first_parameter(module: nn.Module) -> Tensor:

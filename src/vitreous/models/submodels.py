@@ -8,7 +8,7 @@ the last one gives the tokens it is handed. So whatever comes before and after t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -354,17 +354,21 @@ def select_logits(name: str, key: str | int | None, output: Any) -> Tensor:
     """Return the logits ``[B, classes]`` in what a model gives; ``key`` names one of several outputs."""
     output = output if key is not None else getattr(output, "logits", output)
     if isinstance(output, Mapping | list | tuple):
-        outputs = dict(output) if isinstance(output, Mapping) else dict(enumerate(output))
-        fitting = {k: v for k, v in outputs.items() if isinstance(v, Tensor) and v.ndim == 2 and v.shape[1] > 0}
-        key = next(iter(fitting)) if key is None and len(fitting) == 1 else key
-        if key not in fitting:
-            names = ", ".join(map(repr, fitting)) or "none"
-            missing = "" if key is None else f" and none called {key!r}"
-            raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output_key=")
-        return fitting[key]
+        return _select_one(name, key, output)
     if key is not None:
         raise ModelError(f"{name} has one output; output_key={key!r} does not apply")
     if not isinstance(output, Tensor) or output.ndim != 2:
         got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ModelError(f"{name} gives {got}, not logits [B, classes]")
     return output
+
+
+def _select_one(name: str, key: str | int | None, output: Mapping[str, Any] | Sequence[Any]) -> Tensor:
+    outputs = output.items() if isinstance(output, Mapping) else enumerate(output)
+    fitting = {k: value for k, value in outputs if isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] > 0}
+    if key is None and len(fitting) == 1:
+        return next(iter(fitting.values()))
+    if key not in fitting:
+        names, missing = ", ".join(map(repr, fitting)) or "none", "" if key is None else f" and none called {key!r}"
+        raise ModelError(f"{name} has these outputs of logits: {names}{missing}; choose one with output_key=")
+    return fitting[key]

@@ -42,7 +42,7 @@ _STORAGES = {
 class Stub:
     """What stands for anything else in a file: it can be made, called, filled and given a state, and does nothing."""
 
-    told = "something"
+    name = "something"
     """What the file calls it."""
 
     def __new__(cls, *_: Any, **__: Any) -> Stub:
@@ -60,14 +60,10 @@ class Stub:
     def append(self, _: Any) -> None:
         """Take nothing."""
 
-    def extend(self, _: Any) -> None:
-        """Take nothing."""
-
-    def add(self, _: Any) -> None:
-        """Take nothing."""
+    extend = add = append
 
 
-class _Strided:
+class _Rebuild:
     """Puts a tensor together; torch refuses one that reaches beyond its numbers. A file cannot change this object."""
 
     __slots__ = ()
@@ -76,29 +72,29 @@ class _Strided:
         return flat.as_strided(tuple(size), tuple(stride), offset)
 
 
-class _StridedBytes:
-    """The same for numbers whose kind is told last."""
+class _RebuildTyped(_Rebuild):
+    """The same for numbers whose kind comes last."""
 
     __slots__ = ()
 
-    def __call__(self, flat: Tensor, offset: int, size: Any, stride: Any, *rest: Any) -> Tensor:
-        return flat.view(rest[2]).as_strided(tuple(size), tuple(stride), offset)
+    def __call__(self, flat: Tensor, offset: int, size: Any, stride: Any, *options: Any) -> Tensor:
+        return super().__call__(flat.view(options[2]), offset, size, stride)
 
 
-class _Parameter:
+class _RebuildParameter:
     __slots__ = ()
 
     def __call__(self, values: Any, *_: Any) -> Any:
         return values
 
 
-_KNOWN: dict[tuple[str, str], Any] = {
+_NAMES: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor"): _Strided(),
-    ("torch._utils", "_rebuild_tensor_v2"): _Strided(),
-    ("torch._utils", "_rebuild_tensor_v3"): _StridedBytes(),
-    ("torch._utils", "_rebuild_parameter"): _Parameter(),
-    ("torch._utils", "_rebuild_parameter_with_state"): _Parameter(),
+    ("torch._utils", "_rebuild_tensor"): _Rebuild(),
+    ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
+    ("torch._utils", "_rebuild_tensor_v3"): _RebuildTyped(),
+    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
+    ("torch._utils", "_rebuild_parameter_with_state"): _RebuildParameter(),
     **{("torch", name): dtype for name, dtype in _DTYPES.items()},
     **{(home, name): dtype for name, dtype in _STORAGES.items() for home in ("torch", "torch.storage")},
     **{(home, kind.__name__): kind for kind in (set, frozenset) for home in ("builtins", "__builtin__")},
@@ -106,22 +102,22 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the names of ``_KNOWN``; ``storage(dtype, key, count)`` gives the numbers behind tensors."""
+    """Knows the names of ``_NAMES``; ``storage(dtype, key, count)`` gives the numbers behind tensors."""
 
     def __init__(self, file: Any, storage: Callable[[torch.dtype, str, int], Tensor] | None = None) -> None:
         super().__init__(file, encoding="utf-8")
         self.storage = storage
 
     def find_class(self, module: str, name: str, /) -> Any:
-        if (module, name) in _KNOWN:
-            return _KNOWN[module, name]
-        return type("Stub", (Stub,), {"told": f"{module}.{name}"})
+        if (module, name) in _NAMES:
+            return _NAMES[module, name]
+        return type("Stub", (Stub,), {"name": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> Tensor:
         what, dtype, key, _, count, *model = pid
         if what != "storage" or not isinstance(dtype, torch.dtype) or self.storage is None:
             raise pickle.UnpicklingError("it refers to something that is no storage of numbers")
-        if any(each is not None for each in model):
+        if any(view is not None for view in model):
             raise pickle.UnpicklingError("its storages are views of others; save it with a newer torch")
         return self.storage(dtype, str(key), int(count))
 
@@ -141,15 +137,15 @@ def _zipped(file: BinaryIO) -> Any:
         order = f"{folder}byteorder"
         if order in archive.namelist() and archive.read(order).decode() != sys.byteorder:
             raise pickle.UnpicklingError(f"its numbers are {archive.read(order).decode()}-endian")
-        known: dict[str, Tensor] = {}
+        storages: dict[str, Tensor] = {}
 
         def storage(dtype: torch.dtype, key: str, count: int) -> Tensor:
-            if key not in known:
+            if key not in storages:
                 entry = archive.getinfo(f"{folder}data/{key}")
                 if entry.compress_type != zipfile.ZIP_STORED:
                     raise pickle.UnpicklingError("its numbers are compressed, as torch never saves them")
-                known[key] = _numbers(archive.read(entry), dtype, count)
-            return known[key].view(dtype)
+                storages[key] = _numbers(archive.read(entry), dtype, count)
+            return storages[key].view(dtype)
 
         with archive.open(table) as pickled:
             return _Unpickler(pickled, storage).load()
@@ -162,23 +158,23 @@ def _old(file: BinaryIO) -> Any:
     system = _Unpickler(file).load()
     if system.get("little_endian", True) != (sys.byteorder == "little"):
         raise pickle.UnpicklingError("its numbers are of the other byte order")
-    known: dict[str, Tensor] = {}
+    storages: dict[str, Tensor] = {}
     size = os.fstat(file.fileno()).st_size
 
     def storage(dtype: torch.dtype, key: str, count: int) -> Tensor:
-        if key not in known:
-            held = sum(each.nbytes for each in known.values())
+        if key not in storages:
+            held = sum(numbers.nbytes for numbers in storages.values())
             if not 0 <= count * dtype.itemsize <= size - held:
                 raise pickle.UnpicklingError("its numbers are more than the file can hold")
-            known[key] = torch.empty(count, dtype=dtype)
-        return known[key]
+            storages[key] = torch.empty(count, dtype=dtype)
+        return storages[key]
 
-    made = _Unpickler(file, storage).load()
+    content = _Unpickler(file, storage).load()
     for key in _Unpickler(file).load():
-        flat = known[str(key)]
+        flat = storages[str(key)]
         count = int.from_bytes(file.read(8), sys.byteorder)
         flat.copy_(_numbers(file.read(min(count, len(flat)) * flat.dtype.itemsize), flat.dtype, len(flat)))
-    return made
+    return content
 
 
 def _numbers(data: bytes, dtype: torch.dtype, count: int) -> Tensor:

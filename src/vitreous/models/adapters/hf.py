@@ -165,60 +165,38 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
 
 
 _ADAPTERS = {
-    "ViTForImageClassification": "HFViT",
-    "DeiTForImageClassification": "HFViT",
+    "ViT": "HFViT", "DeiT": "HFViT", "Dinov2": "HFDinov2", "Dinov2WithRegisters": "HFDinov2", "Swin": "HFSwin",
+}  # fmt: skip
+_CLASSES_OF = {
+    **{f"{stem}ForImageClassification": adapter for stem, adapter in _ADAPTERS.items()},
     "DeiTForImageClassificationWithTeacher": "HFViT",
-    "Dinov2ForImageClassification": "HFDinov2",
-    "Dinov2WithRegistersForImageClassification": "HFDinov2",
-    "SwinForImageClassification": "HFSwin",
-    "CLIPModel": "HFZeroShot",
-    "SiglipModel": "HFZeroShot",
-    "CLIPForImageClassification": "HFTower",
-    "SiglipForImageClassification": "HFTower",
+    **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), "HFTower"),
+    **dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot"),
 }
-"""Where the adapter of each class of model is."""
-
-_TOWERS = {
-    "ViTModel": "HFViT",
-    "DeiTModel": "HFViT",
-    "Dinov2Model": "HFDinov2",
-    "Dinov2WithRegistersModel": "HFDinov2",
-    "SwinModel": "HFSwin",
-}
+"""The adapter of each class of model."""
+_TOWERS = {f"{stem}Model": adapter for stem, adapter in _ADAPTERS.items()}
 """The same without a head: what other models are built around."""
 
 _REPOSITORIES = {
-    "google/vit-base-patch16-224": 224,
-    "google/vit-base-patch16-384": 384,
-    "google/vit-base-patch32-384": 384,
-    "google/vit-large-patch16-224": 224,
-    "facebook/deit-tiny-patch16-224": 224,
-    "facebook/deit-small-patch16-224": 224,
-    "facebook/deit-base-patch16-224": 224,
-    "facebook/deit-tiny-distilled-patch16-224": 224,
-    "facebook/deit-base-distilled-patch16-224": 224,
-    "facebook/dinov2-small-imagenet1k-1-layer": 224,
-    "facebook/dinov2-base-imagenet1k-1-layer": 224,
-    "facebook/dinov2-large-imagenet1k-1-layer": 224,
-    "facebook/dinov2-giant-imagenet1k-1-layer": 224,
-    "facebook/dinov2-with-registers-small-imagenet1k-1-layer": 224,
-    "facebook/dinov2-with-registers-base-imagenet1k-1-layer": 224,
-    "facebook/dinov2-with-registers-large-imagenet1k-1-layer": 224,
-    "microsoft/swin-tiny-patch4-window7-224": 224,
-    "microsoft/swin-small-patch4-window7-224": 224,
-    "microsoft/swin-base-patch4-window7-224": 224,
-    "microsoft/swin-base-patch4-window12-384": 384,
-    "openai/clip-vit-base-patch32": 224,
-    "openai/clip-vit-base-patch16": 224,
-    "openai/clip-vit-large-patch14": 224,
-    "openai/clip-vit-large-patch14-336": 336,
-    "laion/CLIP-ViT-B-32-laion2B-s34B-b79K": 224,
-    "google/siglip-base-patch16-224": 224,
-    "google/siglip-base-patch16-384": 384,
-    "google/siglip-so400m-patch14-384": 384,
-    "google/siglip2-base-patch16-224": 224,
+    224: """
+        google/vit-base-patch16-224 google/vit-large-patch16-224 facebook/deit-tiny-patch16-224
+        facebook/deit-small-patch16-224 facebook/deit-base-patch16-224 facebook/deit-tiny-distilled-patch16-224
+        facebook/deit-base-distilled-patch16-224 facebook/dinov2-small-imagenet1k-1-layer
+        facebook/dinov2-base-imagenet1k-1-layer facebook/dinov2-large-imagenet1k-1-layer
+        facebook/dinov2-giant-imagenet1k-1-layer facebook/dinov2-with-registers-small-imagenet1k-1-layer
+        facebook/dinov2-with-registers-base-imagenet1k-1-layer facebook/dinov2-with-registers-large-imagenet1k-1-layer
+        microsoft/swin-tiny-patch4-window7-224 microsoft/swin-small-patch4-window7-224
+        microsoft/swin-base-patch4-window7-224 openai/clip-vit-base-patch32 openai/clip-vit-base-patch16
+        openai/clip-vit-large-patch14 laion/CLIP-ViT-B-32-laion2B-s34B-b79K google/siglip-base-patch16-224
+        google/siglip2-base-patch16-224
+    """,
+    336: "openai/clip-vit-large-patch14-336",
+    384: """
+        google/vit-base-patch16-384 google/vit-base-patch32-384 microsoft/swin-base-patch4-window12-384
+        google/siglip-base-patch16-384 google/siglip-so400m-patch14-384
+    """,
 }
-"""Well-known repositories and the size of their images; any other of these families can be named too."""
+"""Well-known repositories by the size of their images; any other of these families can be named too."""
 
 _CLASSES = frozenset({"prompts", "text_embeds"})
 """How the classes of a zero-shot model are given."""
@@ -261,25 +239,26 @@ def _data_of_processor(processor: Any) -> Preprocess:
     is a crop of ``c / s``.
     """
     name, size = type(processor).__name__, getattr(processor, "size", None)
-    height, width, short = (_side(size, key) for key in ("height", "width", "shortest_edge"))
-    if height is not None and width is not None:
-        mode, resized = "squash", (height, width)
-    elif short is not None:
-        mode, resized = "center", (short, short)
-    else:
+    sides, short = _sides(size), _side(size, "shortest_edge")
+    resized = sides or (None if short is None else (short, short))
+    if resized is None:
         raise ModelError(f"{name} resizes to {size}, which is no fixed size")
-    crops = [_side(getattr(processor, "crop_size", None), key) for key in ("height", "width")]
-    is_cropped = bool(getattr(processor, "do_center_crop", False)) and None not in crops
-    cropped = (int(crops[0] or 0), int(crops[1] or 0)) if is_cropped else resized
+    crops = _sides(getattr(processor, "crop_size", None)) if getattr(processor, "do_center_crop", False) else None
+    cropped, mode = crops or resized, "squash" if sides else "center"
     crop = crop_ratio(cropped[0], resized[0])
     if math.floor(cropped[1] / crop) != resized[1]:
         raise ModelError(f"{name} crops {resized} to {cropped}, each side by another ratio")
-    resample, is_normalized = int(getattr(processor, "resample", 2)), getattr(processor, "do_normalize", True)
     names = {int(number): interpolation for interpolation, number in FILTERS.items()}
+    resample, is_normalized = int(getattr(processor, "resample", 2)), getattr(processor, "do_normalize", True)
     if resample not in names:
         raise ModelError(f"{name} resizes with filter {resample}, which is not supported")
     mean, std = (processor.image_mean, processor.image_std) if is_normalized else ((0.0,) * 3, (1.0,) * 3)
     return Preprocess(cropped, tuple(map(float, mean)), tuple(map(float, std)), names[resample], crop, mode)
+
+
+def _sides(size: Any) -> tuple[int, int] | None:
+    height, width = _side(size, "height"), _side(size, "width")
+    return None if height is None or width is None else (height, width)
 
 
 def _side(size: Any, key: str) -> int | None:
@@ -355,7 +334,7 @@ class HFAdapter:
         return model.eval()  # type: ignore[no-any-return]
 
     def models(self) -> Iterable[ModelInfo]:
-        return tuple(ModelInfo(f"hf/{repo}", "hf", size, ()) for repo, size in _REPOSITORIES.items())
+        return [ModelInfo(f"hf/{r}", "hf", size, ()) for size, repos in _REPOSITORIES.items() for r in repos.split()]
 
 
 ADAPTER = HFAdapter()
@@ -363,8 +342,8 @@ ADAPTER = HFAdapter()
 
 def _adapter_of(module: nn.Module, headless: bool) -> Any:
     """Return the ``VisionModel`` for the class of a model, or for the class of transformers that it extends."""
-    names = _ADAPTERS | (_TOWERS if headless else {})
+    names = _CLASSES_OF | (_TOWERS if headless else {})
     for kind in type(module).__mro__:
         if kind.__module__.startswith("transformers.") and kind.__name__ in names:
             return getattr(importlib.import_module("vitreous.models.adapters.hf_vit"), names[kind.__name__])
-    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_ADAPTERS)}")
+    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_CLASSES_OF)}")
