@@ -122,7 +122,7 @@ def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> in
     if len(indices) == 1:
         return check_index(indices[0], classes)
     if not indices:
-        raise TargetError(f"no class is called {word!r}{suggested(word, class_names)}")
+        raise TargetError(f"no class is called {word!r}{suggested(word, names)}")
     listed = ", ".join(f"{i} ({names[i]})" for i in indices[:5])
     raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
 

@@ -105,7 +105,7 @@ def _row_sums(flat: Tensor) -> Tensor:
         return sums
     count = 32 if flat.device.type == "cpu" else 2**11  # few enough to stay in the cache of a core
     buffer = torch.empty(min(count, len(words)), _ROW, dtype=torch.int64, device=flat.device)
-    for chunk, out in zip(words.split(count), sums.split(count), strict=True):
+    for chunk, out in zip(torch.split(words, count), torch.split(sums, count), strict=True):
         part = buffer[: len(chunk)].copy_(chunk)
         if flat.device.type == "cpu":
             torch.mv(part, keys, out=out)

@@ -367,14 +367,13 @@ def unwrap(module: Any) -> nn.Module:
 def _why_unusable(part: nn.Module, is_inside: bool) -> str:
     """Say why a part has its weights elsewhere or not in floating point, or its forward compiled on its own."""
     values = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-    kinds, of_values = type(part).__mro__, {base for value in values for base in type(value).__mro__}
-    if _SHARDED & {base.__name__ for base in kinds}:
+    if _SHARDED & {base.__name__ for base in type(part).__mro__}:
         return "is sharded (FSDP): no process holds the whole model; gather the weights into a plain module first"
     if isinstance(part, torch.jit.ScriptModule):
         return "is scripted or traced and cannot be looked into; give the Python module"
     if any(value.is_meta for value in values):
         return "has no weights yet: it is on the meta device; load them first"
-    homes = " ".join(base.__module__ for base in (*kinds, *of_values))
+    homes = " ".join(base.__module__ for thing in (part, *values) for base in type(thing).__mro__)
     if re.search(_QUANTISED, homes) or any(value.is_quantized for value in values):
         return f"is quantised ({type(part).__name__}): it has no gradients; give the model in float"
     if is_inside and part._compiled_call_impl is not None:
