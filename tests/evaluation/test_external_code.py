@@ -82,8 +82,8 @@ WRONG_ANSWERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "integers": (lambda maps: maps.long(), "of torch.int64"),
     "truth values": (lambda maps: maps > 0, "of torch.bool"),
     "an array": (lambda maps: Attribution(maps.numpy(), {}), "a ndarray"),
-    "a tuple": (lambda maps: (maps, {}), "must return an Answer, not tuple"),
-    "nothing": (lambda maps: None, "must return an Answer, not NoneType"),
+    "a tuple": (lambda maps: (maps, {}), "must return an Attribution, not tuple"),
+    "nothing": (lambda maps: None, "must return an Attribution, not NoneType"),
     "an extra of other images": (lambda maps: Attribution(maps, {"classes": maps[:2, 0, 0]}), "extra 'classes'"),
     "an extra that is no tensor": (lambda maps: Attribution(maps, {"note": "text"}), "extra 'note' is a str"),
 }

@@ -7,6 +7,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
@@ -24,24 +25,17 @@ from vitreous.tracing.rules import GRADIENT, Composite
 if TYPE_CHECKING:
     from vitreous.methods.registry import MethodInfo
 
-__all__ = [
-    "Attribution",
-    "Method",
-    "BaseWrapper",
-    "LayerwiseMethod",
-    "compute_attributions",
-    "checked_attribution",
-    "computed",
-    "check_maps",
-    "prepare",
-    "refuse_unfit",
-    "resolve_layer",
-    "to_grid",
-]
-
 
 class Attribution(NamedTuple):
-    """A raw signed map ``[B, h, w]`` and the named second results that came with it, images first."""
+    """A map for each image of a batch, and what else came with it.
+
+    Parameters
+    ----------
+    map : Tensor
+        The raw signed map ``[B, h, w]``, on the method's own grid.
+    extras : dict of str to Tensor
+        Second results by name, images first.
+    """
 
     map: Tensor
     extras: dict[str, Tensor]
@@ -54,6 +48,19 @@ class Method:
     of the cache in ``attribution``; equal records of several methods are answered once. A method that needs other
     inputs (noisy copies, a path) defines ``compute`` instead. A method with a map at every block is a
     ``LayerwiseMethod``.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from vitreous.tracing import Record
+    >>> def token_norm(a):
+    ...     return a.value.norm(dim=-1)
+    >>> @dataclass(frozen=True)
+    ... class TokenNorm(vt.Method):
+    ...     layer: int = -1
+    ...
+    ...     def records(self, model):
+    ...         return [Record("resid_post", token_norm, (self.layer,), grad=False)]
     """
 
     info: ClassVar[MethodInfo]
@@ -126,14 +133,14 @@ class Method:
         return output
 
     def outputs(self, asked: str) -> tuple[str, ...]:
-        """Return the values of the class that its map explains, its parts' together, when one was asked for.
+        """Return the outputs that its map explains, its parts' together, when one was asked for.
 
         Parts that are the same for every class explain none.
         """
         if self.fixed_output is not None:
             return (self.fixed_output,)
-        inner = [value for base in self.base_methods() if base.class_specific for value in base.outputs(asked)]
-        return tuple(dict.fromkeys(inner)) or (asked,)
+        outputs = [output for base in self.base_methods() if base.class_specific for output in base.outputs(asked)]
+        return tuple(dict.fromkeys(outputs)) or (asked,)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         """Return the map ``[B, h, w]`` from that pass: that of its only record, unless it says otherwise."""
@@ -208,59 +215,91 @@ class Method:
         class_subset: Sequence[int | str] | None = None,
         compare_classes: Any = None,
     ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Return the raw signed map ``[B, h, w]`` of preprocessed inputs ``[B, 3, H, W]``.
+        """Return the raw signed map of preprocessed inputs.
 
-        ``target``: a class index or label, one per image, ``None`` for the prediction, or a callable on the logits.
-        ``against``: explain the target rather than these. ``value``: ``"logit"``, ``"prob"`` or ``"logprob"``.
-        ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``extras=True`` also returns second results.
-        ``classes`` restricts the softmax; ``among`` are the classes that ``var`` compares, one list or one per image.
+        Parameters
+        ----------
+        model : VisionModel or nn.Module
+            The model.
+        inputs : Tensor
+            Preprocessed images ``[B, 3, H, W]``.
+        target : int, str, list, callable or None, default None
+            The class by index or name, one for each image, ``None`` for the prediction, or a callable on the logits.
+        contrast : int, str, list or None, default None
+            Explain the target rather than these classes.
+        output : {"logit", "prob", "logprob"}, default "logit"
+            Which output of the class is explained.
+        grid : {"token", "pixel"} or None, default None
+            Where the map is wanted; ``None`` for the method's own grid.
+        extras : bool, default False
+            Whether second results are returned too.
+        seed : int, default 0
+            The seed of methods that draw.
+        batch_size : int, optional
+            How many inputs go through the model together.
+        memory_gb : float, optional
+            The memory that decides it otherwise.
+        class_subset : list of int or str, optional
+            The classes that the softmax and the prediction are restricted to.
+        compare_classes : list, optional
+            The classes that ``var`` compares, one list or one for each image.
+
+        Returns
+        -------
+        Tensor or tuple of (Tensor, dict)
+            The map ``[B, h, w]``; with ``extras`` also the second results by name.
+
+        Examples
+        --------
+        >>> inputs = model.preprocess.inputs(image)[0][None]
+        >>> vt.get_method("ixg").attribute(model, inputs, target=0).shape
+        torch.Size([1, 16, 16])
         """
         vision_model = wrap(model)
         if not isinstance(inputs, Tensor):
             raise ModelError(f"attribute takes a tensor, got {type(inputs).__name__}; explain takes pictures and paths")
         vision_model.check_inputs(inputs)
-        aim = Target.of(vision_model, len(inputs), target, contrast, output, class_subset, compare_classes)
-        context = Context(vision_model, inputs, aim, seed, batch_size, memory_gb, grid=grid)
-        (answered,) = compute_attributions(context, [self])
-        shown = to_grid(answered.map, grid, vision_model, inputs)
-        return (shown, answered.extras) if extras else shown
+        explained = Target.of(vision_model, len(inputs), target, contrast, output, class_subset, compare_classes)
+        context = Context(vision_model, inputs, explained, seed, batch_size, memory_gb, grid=grid)
+        (attribution,) = compute_attributions(context, [self])
+        maps = to_grid(attribution.map, grid, vision_model, inputs)
+        return (maps, attribution.extras) if extras else maps
 
     @property
     def spec(self) -> str:
-        """The shortest spelling that gives this method again."""
-        parts: list[str] = []
+        """The shortest text that gives this method again."""
+        arguments: list[str] = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            given = getattr(self, field.name)
-            inner = _methods(given)
-            if inner:
-                parts.extend(each.spec for each in inner)
-            elif given != field.default:
-                parts.append(f"{field.name}={format_value(given)}")
-        return self.info.name + (f"({', '.join(parts)})" if parts else "")
+            value = getattr(self, field.name)
+            bases = _methods_in(value)
+            if bases:
+                arguments.extend(base.spec for base in bases)
+            elif value != field.default:
+                arguments.append(f"{field.name}={format_value(value)}")
+        return self.info.name + (f"({', '.join(arguments)})" if arguments else "")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every parameter with its value, bases by their spelling, and the notes of all parts."""
+        """Every parameter with its value, bases by their specs, and the notes of all parts."""
         values = self._fields()
-        spelled = {name: [method.spec for method in _methods(given)] for name, given in values.items()}
-        values |= {
-            name: bases if isinstance(values[name], tuple) else bases[0] for name, bases in spelled.items() if bases
-        }
-        inner = {part.spec: part.notes for part in self.components()[1:]}
-        below = {f"{name} of {part}": note for part, notes in inner.items() for name, note in notes.items()}
-        return {**values, **self.notes, **below}
+        for name, value in values.items():
+            specs = [base.spec for base in _methods_in(value)]
+            if specs:
+                values[name] = specs if isinstance(value, tuple) else specs[0]
+        notes = {f"{name} of {part.spec}": note for part in self.components()[1:] for name, note in part.notes.items()}
+        return {**values, **self.notes, **notes}
 
     @property
     def fingerprint(self) -> str:
         """A digest of all that its numbers depend on: parameters and revisions of its parts, and what they refer to.
 
-        Parts from elsewhere count with their code; where that cannot be known, this equals no other digest.
+        Parts of other packages count with their code; where that cannot be known, this equals no other digest.
         """
         parts = self.components()
         codes = {n: code_digest((type(p), p._fields())) for n, p in enumerate(parts) if is_external(type(p))}
-        told = [(p.info.name, p.info.revision, codes.get(n, p.settings), p.dependencies) for n, p in enumerate(parts)]
-        text = json.dumps(told, sort_keys=True, default=str)
+        facts = [(p.info.name, p.info.revision, codes.get(n, p.settings), p.dependencies) for n, p in enumerate(parts)]
         unknown = next((code for code in codes.values() if is_unknown(code)), None)
+        text = json.dumps(facts, sort_keys=True, default=str)
         return unknown or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
@@ -275,7 +314,7 @@ class Method:
 
     def base_methods(self) -> list[Method]:
         """The methods that its parameters hold."""
-        return [method for given in self._fields().values() for method in _methods(given)]
+        return [method for value in self._fields().values() for method in _methods_in(value)]
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -320,7 +359,7 @@ class LayerwiseMethod(Method):
 
 def prepare(context: Context, methods: Iterable[Method]) -> None:
     """Run every pass that these methods are known to need, equal ones once."""
-    context.prepare([ask for method in methods for ask in method.passes(context.model)])
+    context.prepare([pass_ for method in methods for pass_ in method.passes(context.model)])
 
 
 def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
@@ -337,19 +376,24 @@ def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
 
 
 def compute_attributions(context: Context, methods: Iterable[Method], check: bool = True) -> list[Attribution]:
-    """Compute several methods over one session, their shared passes run once; refuse or flag maps that mean nothing.
+    """Compute several methods in one context, their shared passes run once; refuse or flag maps that mean nothing.
 
     Without ``check`` such maps are returned as they are, for those who count them.
     """
     methods = list(methods)
     refuse_unfit(methods, context.model)
-    with torch.autocast(context.inputs.device.type, enabled=False):  # the read-outs too keep their precision
+    with torch.autocast(
+        context.inputs.device.type, enabled=False
+    ):  # what is read out of caches keeps its precision too
         prepare(context, methods)
-        raw = [computed(context, method) for method in methods]
-    answers = [Attribution(upcast(r.map.detach()), {k: v.detach() for k, v in r.extras.items()}) for r in raw]
-    for method, each in zip(methods, answers, strict=True) if check else ():
-        _check(method, each.map)
-    return answers
+        results = [computed(context, method) for method in methods]
+    attributions = [
+        Attribution(upcast(maps.detach()), {name: extra.detach() for name, extra in extras.items()})
+        for maps, extras in results
+    ]
+    for method, attribution in zip(methods, attributions, strict=True) if check else ():
+        _check(method, attribution.map)
+    return attributions
 
 
 def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) -> Tensor:
@@ -364,29 +408,29 @@ def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) 
 
 
 def computed(context: Context, method: Method) -> Attribution:
-    """Return what a method finds in a session, computed once however many others are made of it."""
+    """Return the attribution of a method in a context, computed once however many others are made of it."""
     if method not in context.memo:
         context.memo[method] = checked_attribution(context, method)
-    answer: Attribution = context.memo[method]
-    return answer
+    attribution: Attribution = context.memo[method]
+    return attribution
 
 
 def checked_attribution(context: Context, method: Method) -> Attribution:
-    """Compute a method over a session, and refuse an answer that is not one map for each of its inputs.
+    """Compute a method in a context, and refuse an attribution that is not one map for each of its inputs.
 
-    A method from elsewhere must also leave the weights as they are.
+    A method of another package must also leave the weights as they are.
     """
-    if is_external(type(method)):
-        with check_model_unchanged(context.model.source_model or context.model, method.spec):
-            answer = method.compute(context)
-    else:
+    model = context.model.source_model or context.model
+    with check_model_unchanged(model, method.spec) if is_external(type(method)) else nullcontext():
         answer = method.compute(context)
     name, batch = method.spec, len(context.inputs)
     if not isinstance(answer, Attribution):
-        raise MapError(f"{name}: compute must return an Answer, not {type(answer).__name__}")
+        raise MapError(f"{name}: compute must return an Attribution, not {type(answer).__name__}")
     check_maps(name, answer.map, batch)
     if not isinstance(answer.extras, Mapping):
-        raise MapError(f"{name}: the extras of an Answer are a mapping of names, not {type(answer.extras).__name__}")
+        raise MapError(
+            f"{name}: the extras of an Attribution are a mapping of names, not {type(answer.extras).__name__}"
+        )
     for key, extra in answer.extras.items():
         if not isinstance(extra, Tensor) or extra.ndim == 0 or len(extra) != batch:
             raise MapError(f"{name}: the extra {key!r} is {_shape_text(extra)}, not a tensor of {batch} images")
@@ -405,9 +449,9 @@ def _shape_text(value: Any) -> str:
     return f"{list(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _methods(given: Any) -> tuple[Method, ...]:
+def _methods_in(value: Any) -> tuple[Method, ...]:
     """The methods that a parameter holds: itself, or the members of a tuple."""
-    members = given if isinstance(given, tuple) else (given,)
+    members = value if isinstance(value, tuple) else (value,)
     return tuple(member for member in members if isinstance(member, Method))
 
 
@@ -425,7 +469,7 @@ def _check(method: Method, maps: Tensor) -> None:
 
 
 class BaseWrapper(Method):
-    """A method made of one other."""
+    """A method made of one other: unless it says otherwise, it is like its base."""
 
     base: Method
 

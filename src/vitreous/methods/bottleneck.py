@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
-from vitreous.methods.base import Method, resolve_layer
+from vitreous.methods.base import Method
 from vitreous.methods.ops import gaussian_kernel
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Target, upcast
+from vitreous.tracing import Context, Target, resolve_layer, upcast
 from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches

@@ -18,14 +18,13 @@ from vitreous.methods.base import (
     check_maps,
     checked_attribution,
     prepare,
-    resolve_layer,
 )  # fmt: skip
 from vitreous.methods.ops import HalfMeans, divide, mean_ranks, mean_size, resize_map
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
-from vitreous.tracing import Context, Pass, Record, activation_value, upcast
+from vitreous.tracing import Context, Pass, Record, activation_value, resolve_layer, upcast
 
 __all__ = ["CAT", "LayerSum", "LogProb", "Plus", "SkipPlus", "Smooth"]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError
-from vitreous.methods.base import Attribution, Method, computed, prepare, resolve_layer
+from vitreous.methods.base import Attribution, Method, computed, prepare
 from vitreous.methods.combinators import LayerSum
 from vitreous.methods.ops import divide, match_values, mean_ranks, mean_size, resize_map
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
-from vitreous.tracing import Context, Pass, upcast
+from vitreous.tracing import Context, Pass, resolve_layer, upcast
 
 __all__ = ["AgreementWeighted", "Consensus", "agreement"]
 

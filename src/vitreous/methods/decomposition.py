@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.methods.base import Attribution, LayerwiseMethod, resolve_layer
+from vitreous.methods.base import Attribution, LayerwiseMethod
 from vitreous.methods.ops import dot
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
@@ -21,6 +21,7 @@ from vitreous.tracing import (
     Record,
     activation_value,
     explicit_contributions,
+    resolve_layer,
     upcast,
 )
 from vitreous.tracing.rules import LINEARIZED

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpecError, TargetError, VitreousError, VitreousWarning
-from vitreous.methods.base import Attribution, Method, resolve_layer
+from vitreous.methods.base import Attribution, Method
 from vitreous.methods.bottleneck import (
     Bottlenecks,
     Objective,
@@ -25,7 +25,17 @@ from vitreous.methods.bottleneck import (
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
-from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Target, activation_value, upcast
+from vitreous.tracing import (
+    Activation,
+    ActivationCache,
+    Context,
+    Pass,
+    Record,
+    Target,
+    activation_value,
+    resolve_layer,
+    upcast,
+)
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
 

@@ -10,8 +10,6 @@ from vitreous.methods.base import Method
 from vitreous.registry import Paper, Parameter, Registry, find_papers, parameters_of, parse_spec
 from vitreous.registry.defaults import METHOD_SYNONYMS
 
-__all__ = ["MethodInfo", "find", "get_method", "list_methods", "register_method"]
-
 KINDS_OF_MODELS = ("all", "transformers", "ViT", "ReLU")
 """``transformers`` have attention, in windows or not, and a stream of tokens that all blocks add to; a ``ViT`` has
 attention between all tokens, and can leave some out; ``ReLU`` are those without any other activation on the way."""
@@ -121,17 +119,45 @@ def register_method(
 ) -> Callable[[M], M]:
     """Give a method class its name; used as a decorator on a frozen dataclass.
 
-    ``cost`` are forwards and backwards per image, as numbers or names of parameters.
-    ``papers`` propose it, ``builds_on`` are those whose ideas it uses without being proposed there: keys of
-    ``papers.PAPERS`` or ``Paper`` objects of one's own.
+    Parameters
+    ----------
+    name : str
+        What it is called in specs.
+    family : str
+        The family it is listed with.
+    papers : tuple of str or Paper, default ()
+        The papers that propose it: keys of known references, or ``Paper`` objects of one's own.
+    aliases : tuple of str, default ()
+        Other names.
+    class_specific : bool, default True
+        Whether its map depends on the class.
+    cost : tuple of float or str, default (1, 1)
+        Forwards and backwards per image, as numbers or names of parameters.
+    cost_note : str, default ""
+        The cost in words, where numbers do not say it.
+    presets : mapping, optional
+        Parameters by preset.
+    slow : bool, default False
+        Whether it takes long although it runs the model but a few times.
+    revision : int, default 1
+        Counted up whenever its numbers change, so that older results are known as such.
+    models : {"all", "transformers", "ViT", "ReLU"}, default "all"
+        Which models it is for.
+    builds_on : tuple of str or Paper, default ()
+        Papers whose ideas it uses without being proposed there.
+
+    Returns
+    -------
+    callable
+        The decorator.
     """
 
-    def decorate(make: M) -> M:
+    def decorate(factory: M) -> M:
         facts = (class_specific, cost, cost_note, presets or {}, slow, revision, models)
-        info = MethodInfo(name, family, make, aliases, find_papers(papers), *facts, find_papers(builds_on))
+        info = MethodInfo(name, family, factory, aliases, find_papers(papers), *facts, find_papers(builds_on))
         SHELF.add(info)
-        make.info = info
-        return make
+        factory.info = info
+        return factory
 
     return decorate
 
@@ -142,11 +168,43 @@ def find(name: str) -> MethodInfo:
 
 
 def list_methods() -> list[MethodInfo]:
-    """Return all methods, family by family."""
+    """Return all methods, family by family.
+
+    Returns
+    -------
+    list of MethodInfo
+        What there is to know about each.
+
+    Examples
+    --------
+    >>> vt.list_methods()[0].name
+    'raw_attention'
+    """
     return SHELF.all()
 
 
 def get_method(spec: str | Method) -> Method:
-    """Return the method that a spelling means; a method is returned as it is."""
-    made: Method = parse_spec(spec, Method, SHELF)
-    return made
+    """Return the method that a spec means.
+
+    Parameters
+    ----------
+    spec : str or Method
+        ``name``, ``name@preset`` or ``name(args, key=value)``, nested; a method is returned as it is.
+
+    Returns
+    -------
+    Method
+        The method.
+
+    Raises
+    ------
+    SpecError
+        If the text names no method, or parameters that it does not have.
+
+    Examples
+    --------
+    >>> vt.get_method("skipplus(decompx)").spec
+    'skipplus(decompx)'
+    """
+    method: Method = parse_spec(spec, Method, SHELF)
+    return method

@@ -295,7 +295,7 @@ def collect_activation_stats(
     --------
     >>> stats = vt.collect_activation_stats(model, noise=10)
     >>> stats.moments["resid_post", 0].mean.shape
-    torch.Size([65, 96])
+    torch.Size([257, 192])
     """
     vision_model = wrap(model)
     _check_arguments(images, noise, batch_size, seed)
