@@ -15,25 +15,11 @@ import pytest
 
 from commands import run as command
 from run_mutants import PLAN, contents, first_unit, mutant, names, resume, write, zipped
-from tiny_benchmark import TOML, assert_same, copied, of_folder, photos, ran, tiny
+from tiny_benchmark import TOML, assert_same, copied, of_folder, photos, ran
 from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import Store, status
 from vitreous.errors import VitreousError, VitreousWarning
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("original") / "run"
-    ran(tiny(images=2), out)
-    return out
-
-
-@pytest.fixture
-def run(original: Path, tmp_path: Path) -> Path:
-    """A finished run of one's own, of two units."""
-    return copied(original, tmp_path / "run")
-
 
 # -- files that cannot be opened ---------------------------------------------------------------------------
 
@@ -159,8 +145,8 @@ def test_pipes_among_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(found.unreadable) == ["0000-pipe.png", "0001-device.png", "0002-socket.png"]
     assert [why for why in found.unreadable.values() if "is not a file" not in why] == []
     for way in (
-        ["explain", "--model", "world", folder, "--out", tmp_path / "e"],
-        ["evaluate", "--model", "world", folder, "--method", "rollout"],
+        ["explain", "--model", "world", folder, "--method", "gradient", "--out", tmp_path / "e"],
+        ["evaluate", "--model", "world", folder, "--method", "rollout", "--metric", "gini"],
     ):
         told = command(*way, "--device", "cpu")
         assert told.code in (0, 2)
@@ -196,8 +182,8 @@ def test_a_run_of_which_no_picture_can_be_read_is_an_error(tmp_path: Path) -> No
     assert told.code == 2
     assert "none of the 2 pictures of folder can be read" in told.err.replace("\n", " ")
     for way in (
-        ["explain", "--model", "world", folder, "--out", tmp_path / "e"],
-        ["evaluate", "--model", "world", folder, "--method", "rollout"],
+        ["explain", "--model", "world", folder, "--method", "gradient", "--out", tmp_path / "e"],
+        ["evaluate", "--model", "world", folder, "--method", "rollout", "--metric", "gini"],
     ):
         told = command(*way, "--device", "cpu")
         assert told.code == 2

@@ -14,7 +14,7 @@ import pytest
 
 from commands import run as command
 from run_mutants import PLAN, contents, first_unit, renumber, repacked, resume, words, write, zipped
-from tiny_benchmark import TOML, assert_same, bench, copied, ran, tiny
+from tiny_benchmark import TOML, assert_same, bench, tiny
 from vitreous.benchmark.executors import run as work
 from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.protocol import DataSpec, ModelSpec
@@ -22,20 +22,6 @@ from vitreous.benchmark.report import report
 from vitreous.benchmark.store import Store, status
 from vitreous.benchmark.unit_file import unpack_unit
 from vitreous.errors import VitreousError, VitreousWarning
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("original") / "run"
-    ran(tiny(images=2), out)
-    return out
-
-
-@pytest.fixture
-def run(original: Path, tmp_path: Path) -> Path:
-    """A finished run of one's own, of two units."""
-    return copied(original, tmp_path / "run")
-
 
 # -- names -------------------------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
         assert correlation.methods == len(own)
         assert correlation.value == pytest.approx(value(np.ones(20)))
         expected = np.quantile([value(weight) for weight in weights], [0.025, 0.975])
-        np.testing.assert_allclose((correlation.low, correlation.high), expected)
+        np.testing.assert_allclose((correlation.lower, correlation.upper), expected)
 
 
 def test_two_methods_have_no_correlation() -> None:
@@ -167,7 +167,7 @@ def test_two_methods_have_no_correlation() -> None:
     (found,) = correlate_metrics(table(cells))
     assert found.methods == 2
     assert math.isnan(found.value)
-    assert math.isnan(found.low)
+    assert math.isnan(found.lower)
     assert correlate_metrics(table({("ixg", "insdel"): np.ones(3)})) == ()
 
 

@@ -107,7 +107,7 @@ def test_a_run_waits_for_a_node_that_joins(cluster: Any, tmp_path: Path) -> None
 def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_nodes(cluster, 2)
     node = next(iter(cluster.worker_nodes))
-    told, there, lost = rays._Driver._tell, set[str](), list[str]()
+    told, there, lost = rays._RayDriver._hand_out, set[str](), list[str]()
 
     def kill(self: Any) -> None:
         """Kill the second node as soon as units are on their way on both."""
@@ -118,13 +118,13 @@ def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypat
             lost.extend(mine)
             cluster.remove_node(node, allow_graceful=False)
 
-    monkeypatch.setattr(rays._Driver, "_tell", kill)
-    protocol = tiny(images=24, metrics=("deletion(steps=4)",))
+    monkeypatch.setattr(rays._RayDriver, "_hand_out", kill)
+    protocol = tiny(images=16, metrics=("deletion(steps=4)",))
     made, seen = bench(protocol, tmp_path / "ray"), []
     run_engine(made, "ray", progress=lambda done, total: seen.append((done, total)), wait=LATE)
     assert lost
-    assert made.counts() == (24, 24)
-    assert seen[0] == (0, 24)
+    assert made.counts() == (16, 16)
+    assert seen[0] == (0, 16)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     found = status(made.store)
     assert set(lost) <= found.failures.keys()
@@ -189,7 +189,7 @@ def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: 
         pytest.warns(VitreousWarning, match="^waiting for a"),
         pytest.raises(VitreousError, match=r"^no worker of the Ray cluster was ready .* and the same command goes on$"),
     ):
-        run_engine(made, "ray", progress=lose, wait=20)
+        run_engine(made, "ray", progress=lose, wait=10)
     done = arrays(tmp_path / "ray").keys()
     assert 0 < len(done) < 16
     made.work()

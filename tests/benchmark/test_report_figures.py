@@ -47,7 +47,7 @@ def shown(html: str) -> list[str]:
 )
 def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], said: list[str]) -> None:
     figures = draw_figures(finding(tmp_path, protocol(layout=Layout(figures=asked))))
-    assert [drawing.words for drawing in figures.drawn] == expected
+    assert [drawing.words for drawing in figures.drawings] == expected
     for words in said:
         assert any(words in reason for reason in figures.reasons)
     assert len(figures.reasons) == len(said)
@@ -59,7 +59,7 @@ def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
     found = finding(tmp_path, protocol(layout=Layout(figures=("bins",))), many)
     assert drawn._bins(found) == {"count": 3, "by": "mass", "confidence": "pred"}
     figures = draw_figures(found)
-    assert [drawing.words for drawing in figures.drawn] == ["bins of insertion", "bins of deletion"]
+    assert [drawing.words for drawing in figures.drawings] == ["bins of insertion", "bins of deletion"]
     assert "Every bin has as many pictures, at least 20." in figures.text
     for each in found.table.bins("ours", "insertion", 3, "mass"):
         own = [ord(p) for p in many if each.low <= ord(p) % 16 / 100 <= each.high]
@@ -82,7 +82,7 @@ def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> 
     assert drawn._sweeps(found) == [
         (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
     ]
-    words = [drawing.words for drawing in draw_figures(found).drawn]
+    words = [drawing.words for drawing in draw_figures(found).drawings]
     assert words == ["sweep of insertion", "sweep of deletion"]
     assert shown(report(tmp_path / "run").page.read_text()) == words
 

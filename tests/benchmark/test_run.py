@@ -113,21 +113,20 @@ import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
 from tiny_benchmark import bench, tiny
-made = bench(tiny(images=8), Path({out!r}))
+made = bench(tiny(), Path({out!r}))
 made.work(on_begin=lambda unit: print(unit, flush=True))
 """
 
 
-def test_two_processes_on_one_folder(tmp_path: Path) -> None:
+def test_two_processes_on_one_folder(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     script = textwrap.dedent(_PROCESS).format(path=[str(Path(__file__).parent.parent / "support")], out=str(out))
     both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     told = [each.communicate(timeout=240)[0].split() for each in both]
     assert [each.returncode for each in both] == [0, 0]
-    assert len(told[0]) + len(told[1]) == len({*told[0], *told[1]}) == 8
+    assert len(told[0]) + len(told[1]) == len({*told[0], *told[1]}) == 4
     assert len(Store(out).plans()) == 1
-    ran(tiny(images=8), tmp_path / "alone")
-    assert_same(out, tmp_path / "alone")
+    assert_same(out, whole)
 
 
 def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
@@ -141,11 +140,12 @@ def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
     assert made.counts() == (4, 4)
 
 
-def test_shards_share_everything_and_stay_as_they_are(whole: Path, tmp_path: Path) -> None:
+def test_shards_share_everything_and_stay_as_they_are(tmp_path: Path) -> None:
     def of(made: BenchmarkRun) -> list[set[tuple[str, ...]]]:
         return [{task.images for _, task in made.tasks((number, 3))} for number in range(3)]
 
-    made = bench(tiny(images=12), tmp_path / "run")
+    protocol = tiny(images=12, metrics=("gini",))
+    made = bench(protocol, tmp_path / "run")
     before = of(made)
     assert [len(each) for each in before] == [2, 2, 2]
     assert len(set().union(*before)) == 6
@@ -159,7 +159,7 @@ def test_shards_share_everything_and_stay_as_they_are(whole: Path, tmp_path: Pat
     for number in range(3):
         made.work((number, 3))
     assert made.counts() == (12, 12)
-    ran(tiny(images=12), tmp_path / "alone")
+    ran(protocol, tmp_path / "alone")
     assert_same(tmp_path / "run", tmp_path / "alone")
 
 

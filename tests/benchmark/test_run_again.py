@@ -57,7 +57,7 @@ def again_commands(run: Path) -> list[list[str]]:
         (
             "quick",
             [
-                ["--metric", "token_deletion_aopc", "--method", "+rollout"],
+                ["--metric", "gini", "--method", "+rollout"],
                 ["--method=-saliency", "--method", "+ixg", "--seed", "+3"],
             ],
             True,

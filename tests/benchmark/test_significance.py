@@ -142,7 +142,7 @@ def test_differences_are_those_of_the_table(groups: Any) -> None:
     pairs = pairs_of(scores.methods, reference="generic")
     for each in compare_methods(scores, pairs, ["insdel"]):
         expected = scores.difference(each.one, each.other, "insdel")
-        found = (each.difference, each.low, each.high)
+        found = (each.difference, each.lower, each.upper)
         np.testing.assert_allclose(found, (expected.mean, expected.low, expected.high), atol=1e-12)
         assert each.images == expected.images == (39 if each.one == "ixg" else 40)
         assert (each.units, each.family) == (each.images if groups is None else 10, 5)
@@ -194,8 +194,8 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
     assert found.p < 0.5
     assert found.p == pytest.approx(np.mean([each >= every[0] - 1e-12 for each in every]))
     expected = scores.difference("ixg", "random", "mean_iou")
-    assert (found.low, found.high) == (expected.low, expected.high)
-    assert found.error == pytest.approx((found.high - found.low) / 4, rel=0.3)
+    assert (found.lower, found.upper) == (expected.low, expected.high)
+    assert found.error == pytest.approx((found.upper - found.lower) / 4, rel=0.3)
 
 
 # -- the whole -------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_small_and_odd_tables_have_statistics(cells: Any) -> None:
     for test in found.tests:
         shared = not np.isnan(scores[test.one, test.metric] - scores[test.other, test.metric]).all()
         assert test.word == ("not told apart" if shared else "not tested")
-        assert math.isnan(test.low) == math.isnan(test.high) == (test.units < 2)  # one image has no interval
+        assert math.isnan(test.lower) == math.isnan(test.upper) == (test.units < 2)  # one image has no interval
 
 
 def test_few_images_are_said_to_be_few() -> None:

@@ -25,8 +25,8 @@ class ScoreCell:
     """
 
     mean: float
-    low: float
-    high: float
+    lower: float
+    upper: float
     images: int
     is_best: bool
     word: str
@@ -40,7 +40,7 @@ class ScoreCell:
     def text(self, digits: int) -> str:
         """Return the cell as plain text."""
         sign = {"better": f"{self.stars} ", "worse": "▾ ", "not told apart": "≈ "}.get(self.word, "")
-        interval = "" if math.isnan(self.low) else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        interval = "" if math.isnan(self.lower) else f" [{self.lower:.{digits}f}, {self.upper:.{digits}f}]"
         best, shared = " (best)" if self.is_best else "", " ◆" if self.shared else ""
         return f"{sign}{self.mean:.{digits}f}{interval}{best}{shared}"
 
@@ -62,7 +62,7 @@ def table_cell(
     table: ScoreTable, statistics: RunStatistics, method: str, metric: str, published: Published | None = None
 ) -> ScoreCell | None:
     """Return a cell of a table; ``None`` where no image has a score."""
-    mean, (low, high) = table.mean(method, metric), table.interval(method, metric)
+    mean, (lower, upper) = table.mean(method, metric), table.interval(method, metric)
     if math.isnan(mean):
         return None
     test = statistics.test(method, statistics.chance, metric)
@@ -70,8 +70,8 @@ def table_cell(
     shared = (flag.text for flag in statistics.shared if (flag.method, flag.metric) == (method, metric))
     return ScoreCell(
         mean=mean,
-        low=low,
-        high=high,
+        lower=lower,
+        upper=upper,
         images=int((~np.isnan(table[method, metric])).sum()),
         is_best=method == table.best(metric),
         word=test.word if test is not None and is_tested else "",

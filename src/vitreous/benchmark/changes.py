@@ -140,7 +140,7 @@ class _Edit:
     """An option that was given several times: what is named plainly, what with a plus, and what with a minus."""
 
     noun: str
-    plain: tuple[str, ...]
+    replacing: tuple[str, ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
 
@@ -162,7 +162,7 @@ class _Edit:
 
     def apply(self, current: Sequence[str], where: str, past: Collection[str] = ()) -> list[str]:
         """Return the list with these changes; what is not there may be removed if it was there in the past."""
-        names = list(self.plain or current)
+        names = list(self.replacing or current)
         for name in self.removed:
             if name in self.added:
                 raise VitreousError(f"--{self.noun} both adds and removes {one_line(name)}")
@@ -177,15 +177,16 @@ class _Edit:
 
     def apply_to_part(self, current: Sequence[str], where: str) -> tuple[str, ...]:
         """Return a list that a model or data set has for itself; empty, which means all, where others are named."""
-        if not current or self.plain:
+        if not current or self.replacing:
             return ()
         own = replace(self, removed=tuple(name for name in self.removed if name in current))
         return tuple(own.apply(current, where))
 
 
 def _planned(plans: Sequence[RecordedPlan], kind: str) -> set[str]:
-    """Return the labels of all methods or metrics that were ever planned."""
-    return {name for plan in plans for config in plan.configs for name in getattr(config, kind)}
+    """Return the labels of all models, methods or metrics that were ever planned."""
+    values = [getattr(config, kind) for plan in plans for config in plan.configs]
+    return {name for value in values for name in ([value] if isinstance(value, str) else value)}
 
 
 def _change_methods(
@@ -234,26 +235,30 @@ def _change_seeds(protocol: Protocol, named: Protocol, texts: Sequence[str], pla
 
 def _change_models(protocol: Protocol, named: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
     texts, size = changes.models, changes.size
-    if not any(text[:1] != "-" for text in texts) and size is not None:
+    if size is not None and all(text.startswith("-") for text in texts):
         raise VitreousError("--img-size is that of another model: give --model too")
     if not texts:
         return protocol
     edit = _Edit.parse("model", texts, str, [text.lstrip("+-").strip() for text in texts])  # names may have commas
-    past = {*(model.label for model in named.models), *(config.label for plan in plans for config in plan.configs)}
-    labels = edit.apply([model.label for model in protocol.models], protocol.name, past)
-    known = {model.label: model for model in (*_runnable_models(named).models, *protocol.models)}
-    specs = known if size is None else {}
+    labels = edit.apply(_labels(protocol), protocol.name, {*_labels(named), *_planned(plans, "label")})
+    models = {model.label: model for model in (*_runnable_models(named).models, *protocol.models)}
+    specs = models if size is None else {}
     changed = protocol
-    if edit.plain:
-        first, *others = edit.plain
-        changed = _only_model(named, changed, specs[first]) if first in specs else replace_model(changed, first, size)
-        for label in others:
+    for label in edit.replacing[:1]:
+        changed = _only_model(named, changed, specs[label]) if label in specs else replace_model(changed, label, size)
+    for label in (*edit.replacing[1:], *edit.added):
+        if label not in _labels(changed):
             changed = add_model(changed, specs.get(label, label), size)
-    for label in edit.added:
-        if label not in [model.label for model in changed.models]:
-            changed = add_model(changed, specs.get(label, label), size)
-    left = tuple(model for model in changed.models if model.label in labels)
-    return changed if left == changed.models else with_models(changed, left)
+    return _restrict_models(changed, labels)
+
+
+def _restrict_models(protocol: Protocol, labels: Collection[str]) -> Protocol:
+    models = tuple(model for model in protocol.models if model.label in labels)
+    return protocol if models == protocol.models else with_models(protocol, models)
+
+
+def _labels(protocol: Protocol) -> list[str]:
+    return [model.label for model in protocol.models]
 
 
 def _only_model(named: Protocol, protocol: Protocol, spec: ModelSpec) -> Protocol:
@@ -284,27 +289,29 @@ def _labels_by_meaning(rows: Mapping[str, str], canonical: Callable[[str], str])
 def _merge(begun: Protocol, run: Protocol, named: Protocol) -> Protocol:
     """Return the named protocol with what the run has changed of the one that it was begun with."""
     methods = _merge_lists(list(begun.methods), list(run.methods), list(named.methods))
-    rows = {**run.methods, **named.methods}
-    names = [f.name for f in fields(EvaluationSpec)]
-    changed = [name for name in names if getattr(run.evaluation, name) != getattr(begun.evaluation, name)]
-    evaluation = replace(named.evaluation, **{name: getattr(run.evaluation, name) for name in changed})
-    metrics, seeds = (
-        tuple(_merge_lists(*(list(getattr(protocol.evaluation, name)) for protocol in (begun, run, named))))
-        for name in ("metrics", "seeds")
-    )
-    reference = evaluation.reference if evaluation.reference in methods else None
+    evaluation = _merge_evaluation(begun.evaluation, run.evaluation, named.evaluation)
     source = named if (begun.models, begun.datasets) == (run.models, run.datasets) else run
-    data, *also = (replace(d, metrics=tuple(m for m in d.metrics if m in metrics)) for d in source.datasets)
+    data, *also = (replace(d, metrics=_only(d.metrics, evaluation.metrics)) for d in source.datasets)
+    rows = {**run.methods, **named.methods}
     return replace(
         named,
         methods={label: rows[label] for label in methods},
-        evaluation=replace(evaluation, reference=reference, metrics=metrics, seeds=seeds),
-        models=tuple(
-            replace(model, methods=tuple(m for m in model.methods if m in methods)) for model in source.models
-        ),
+        evaluation=evaluation if evaluation.reference in methods else replace(evaluation, reference=None),
+        models=tuple(replace(model, methods=_only(model.methods, methods)) for model in source.models),
         data=data,
         also=tuple(also),
     )
+
+
+def _only(names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in wanted)
+
+
+def _merge_evaluation(begun: EvaluationSpec, run: EvaluationSpec, named: EvaluationSpec) -> EvaluationSpec:
+    values = {f.name: [getattr(spec, f.name) for spec in (begun, run, named)] for f in fields(EvaluationSpec)}
+    merged = {name: old[1] if old[0] != old[1] else old[2] for name, old in values.items()}
+    lists = {name: tuple(_merge_lists(*map(list, values[name]))) for name in ("metrics", "seeds")}
+    return EvaluationSpec(**{**merged, **lists})
 
 
 def _merge_lists(begun: list[Any], run: list[Any], named: list[Any]) -> list[Any]:
@@ -321,22 +328,23 @@ def _runnable_models(protocol: Protocol) -> Protocol:
 def _differences(before: Protocol, after: Protocol, dropped_only: bool = False) -> list[str]:
     """Return what one protocol lacks of another, and has more, in words."""
     lines = []
-    for noun, old, new in (
-        ("models", [model.label for model in before.models], [model.label for model in after.models]),
-        ("methods", list(before.methods), list(after.methods)),
-        ("metrics", list(before.evaluation.metrics), list(after.evaluation.metrics)),
-        ("seeds", list(map(str, before.evaluation.seeds)), list(map(str, after.evaluation.seeds))),
-    ):
-        dropped = [one_line(name) for name in old if name not in new]
-        added = [one_line(name) for name in new if name not in old]
-        lines += [f"{noun} dropped: {', '.join(dropped)}"] if dropped else []
-        lines += [f"{noun} added: {', '.join(added)}"] if added and not dropped_only else []
-    other = [label for label, spec in after.methods.items() if before.methods.get(label, spec) != spec]
-    if other:
-        lines.append(f"methods with another meaning: {', '.join(map(one_line, other))}")
+    old, new = (
+        {"models": _labels(p), "methods": p.methods, "metrics": p.evaluation.metrics, "seeds": p.evaluation.seeds}
+        for p in (before, after)
+    )
+    for noun in old:
+        lines += _missing_names(f"{noun} dropped", old[noun], new[noun])
+        lines += [] if dropped_only else _missing_names(f"{noun} added", new[noun], old[noun])
+    other = {label: spec for label, spec in after.methods.items() if before.methods.get(label, spec) != spec}
+    lines += _missing_names("methods with another meaning", other, ())
     if before.evaluation.reference is not None and after.evaluation.reference is None:
         lines.append(f"reference dropped: {one_line(before.evaluation.reference)}")
     return lines
+
+
+def _missing_names(title: str, names: Iterable[Any], others: Collection[Any]) -> list[str]:
+    missing = [one_line(str(name)) for name in names if name not in others]
+    return [f"{title}: {', '.join(missing)}"] if missing else []
 
 
 # -- the commands of a protocol ----------------------------------------------------------------------------
@@ -367,8 +375,7 @@ def _changes_of(run: Protocol) -> Changes | None:
     if run.name not in shipped():
         return None
     usual = read(run.name)
-    labels, usual_labels = ([model.label for model in protocol.models] for protocol in (run, usual))
-    models = labels if set(labels) - set(usual_labels) else []
+    models = _labels(run) if set(_labels(run)) - set(_labels(usual)) else []
     size = next((model.size for model in run.models if model.label in models), None)
     seeds = [] if run.evaluation.seeds == usual.evaluation.seeds else list(map(str, run.evaluation.seeds))
     precision = None if run.evaluation.precision == usual.evaluation.precision else run.evaluation.precision
@@ -405,23 +412,24 @@ def stale_units(configs: Sequence[RunConfig], plans: Sequence[RecordedPlan], fin
     models = {config.label: config.fingerprint for config in configs}
 
     @cache
-    def is_changed(noun: str, spec: str, planned: str) -> bool:
-        try:
-            if noun == "metric":
-                return get_metric(spec).code != planned
-            return (digests.get(spec) or explainer_digest(spec, parse_explainer(spec))) != planned
-        except VitreousError:  # what is not there any more is reported by whoever tries to do the unit
-            return False
+    def is_changed(spec: str, planned: str, is_metric: bool) -> bool:
+        return _code_of(spec, is_metric, digests.get(spec)) not in (None, planned)
 
     def is_stale(config: RunConfig, unit: Unit) -> bool:
-        return (
-            models.get(config.label, config.fingerprint) != config.fingerprint
-            or any(is_changed("method", *config.made_of(label)) for label in unit.methods)
-            or any(is_changed("metric", config.metrics[label], config.metric_digest(label)) for label in unit.metrics)
-        )
+        codes = [(*config.made_of(label), False) for label in unit.methods]
+        codes += [(config.metrics[label], config.metric_digest(label), True) for label in unit.metrics]
+        return models.get(config.label) not in (None, config.fingerprint) or any(is_changed(*code) for code in codes)
 
-    left = [(plan.config_of(unit), unit) for plan, unit in wanted_units(plans) if unit.id not in finished]
-    return [unit.id for config, unit in left if is_stale(config, unit)]
+    left = ((plan, unit) for plan, unit in wanted_units(plans) if unit.id not in finished)
+    return [unit.id for plan, unit in left if is_stale(plan.config_of(unit), unit)]
+
+
+def _code_of(spec: str, is_metric: bool, digest: str | None) -> str | None:
+    """Return the digest of a method or metric; ``None`` where it is gone: whoever tries to do a unit of it says so."""
+    try:
+        return get_metric(spec).code if is_metric else digest or explainer_digest(spec, parse_explainer(spec))
+    except VitreousError:
+        return None
 
 
 def change_messages(configs: Sequence[RunConfig], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:

@@ -7,9 +7,10 @@ whose unit is not finished is NaN and counted; an image that could not be read i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,43 +45,36 @@ def wanted_configs(plans: Sequence[RecordedPlan], protocol: BenchmarkProtocol | 
     protocol asks for, in its order.
     """
     configs = [config for plan in plans for config in plan.configs]
+    latest = {(config.data, config.label): config for config in configs}
     if protocol is None:
-        latest = {(config.data, config.label): config for config in configs}
         return [_with_everything_planned(config, configs) for config in latest.values()]
-    specs = {model.label: digest_of(asdict(model)) for model in protocol.models}
-    fitting = [
-        config
-        for config in configs
-        if config.evaluation.target == protocol.evaluation.target
-        and specs.get(config.label) in (None, digest_of(config.model))
-    ]
-    latest = {(config.data, config.label): config for config in (*configs, *fitting)}
+    latest |= {(config.data, config.label): config for config in configs if _fits(config, protocol)}
+    controls = CONTROLS if protocol.evaluation.controls else ()
     wanted = []
-    for data in protocol.datasets:
-        for model in (model for model in protocol.models if (data.label, model.label) in latest):
+    for data, model in product(protocol.datasets, protocol.models):
+        if (data.label, model.label) in latest:
             config = _with_everything_planned(latest[data.label, model.label], configs)
-            controls = CONTROLS if protocol.evaluation.controls else ()
             rows = dict.fromkeys((*protocol.methods_of(model), *controls))
-            columns = data.metrics or protocol.evaluation.metrics
-            wanted.append(
-                config.restricted_to(
-                    (label for label in rows if label in config.methods),
-                    (label for label in columns if label in config.metrics),
-                )
-            )
+            wanted.append(config.restricted_to(rows, data.metrics or protocol.evaluation.metrics))
     return wanted
+
+
+def _fits(config: RunConfig, protocol: BenchmarkProtocol) -> bool:
+    """Whether a configuration is of the model and the explained class that the protocol has now."""
+    spec = next((model for model in protocol.models if model.label == config.label), None)
+    is_same_model = spec is None or digest_of(asdict(spec)) == digest_of(config.model)
+    return is_same_model and config.evaluation.target == protocol.evaluation.target
 
 
 def _with_everything_planned(config: RunConfig, configs: Sequence[RunConfig]) -> RunConfig:
     """Return a configuration with everything that was ever planned for the same identity."""
     names = (config.identity, config.label, config.data)
     same = [other for other in configs if (other.identity, other.label, other.data) == names]
-    merged: dict[str, Any] = {}
-    for name in ("methods", "method_digests", "metrics"):
-        merged[name] = {label: value for other in (*same, config) for label, value in getattr(other, name).items()}
-    digests = {label: other.metric_digest(label) for other in (*same, config) for label in other.metrics}
-    modes = tuple(sorted({mode for other in same for mode in other.modes}))
-    return replace(config, modes=modes, metric_digests=digests, **merged)
+    merged: dict[str, Any] = {
+        name: {label: value for other in (*same, config) for label, value in getattr(other, name).items()}
+        for name in ("methods", "method_digests", "metrics", "metric_digests")
+    }
+    return replace(config, modes=tuple(sorted({mode for other in same for mode in other.modes})), **merged)
 
 
 class ImageLookup(Protocol):
@@ -227,6 +221,7 @@ class _RunFiles:
     def __init__(self, store: Store, plans: Sequence[RecordedPlan]) -> None:
         self.store, self.plans = store, plans
         self.by_cell = units_by_cell(plans)
+        self.names = {image: name for plan in plans for image, name in plan.names.items()}
         self._read_arrays = lru_cache(maxsize=_CACHED_MAPS)(store.read_arrays)
 
     @cached_property
@@ -237,6 +232,12 @@ class _RunFiles:
         for plan in self.plans:
             units |= {unit.id: (plan, unit) for unit in plan.units if unit.id in counting and unit.id not in units}
         return units
+
+    def units_of(self, config: RunConfig) -> list[Unit]:
+        """Return the units of an identity and data set; of the identity alone, where the data set needed no plan."""
+        units = [(plan.config_of(unit), unit) for plan in self.plans for unit in plan.units]
+        same = [(own, unit) for own, unit in units if own.identity == config.identity]
+        return [unit for own, unit in same if own.data == config.data] or [unit for _, unit in same]
 
     def finished(self, config: RunConfig, images: set[str]) -> Iterator[tuple[DoneUnit, Arrays]]:
         """Yield every finished unit of an identity and some images, one at a time.
@@ -255,8 +256,10 @@ class _RunFiles:
         if unit_id is None:
             return None
         plan, unit = self.units[unit_id]
-        theirs, made_of = plan.config_of(unit), config.made_of(method)
-        number = next(n for n, label in enumerate(unit.methods) if theirs.made_of(label) == made_of)  # by any label
+        planned_config, made_of = plan.config_of(unit), config.made_of(method)
+        number = next(
+            n for n, label in enumerate(unit.methods) if planned_config.made_of(label) == made_of
+        )  # by any label
         maps, rows = f"maps/{number}", f"rows/{number}/{mode}"
         result = self._read_arrays(unit_id, (maps, rows))
         if result is None or image not in result.info.get("images", ()):
@@ -277,56 +280,49 @@ class _Collector:
         lookup: ImageLookup | None,
     ) -> None:
         self.files, self.config, self.lookup = files, config, lookup
-        units = [(plan, unit) for plan in files.plans for unit in plan.units]
-        same = [(plan, unit) for plan, unit in units if plan.config_of(unit).identity == config.identity]
-        own = [(plan, unit) for plan, unit in same if plan.config_of(unit).data == config.data]
-        own = own or same  # a later data set of the same images: nothing of it had to be planned
-        planned = dict.fromkeys(unit.seed for _, unit in own)
+        units = files.units_of(config)
+        planned = dict.fromkeys(unit.seed for unit in units)
         self.seeds = tuple(seed for seed in (protocol.evaluation.seeds if protocol else planned) if seed in planned)
-        self.names = {image: name for plan in files.plans for image, name in plan.names.items()}
-        all_planned = tuple(dict.fromkeys(image for _, unit in own for image in unit.images))
-        digests, groups = wanted.get("image_digests", {}).get(config.data, (all_planned, ()))
         if lookup is not None:
-            digests, groups = lookup.digests, [lookup.entry(digest).group for digest in lookup.digests]
-        self.digests = tuple(digests)
-        self.groups = {} if None in groups else dict(zip(digests, groups, strict=False))
+            groups = [lookup.entry(digest).group for digest in lookup.digests]
+            self.digests: tuple[str, ...] = lookup.digests
+        else:
+            all_planned = tuple(dict.fromkeys(image for unit in units for image in unit.images))
+            digests, groups = wanted.get("image_digests", {}).get(config.data, (all_planned, ()))
+            self.digests = tuple(digests)
+        self.groups = {} if None in groups else dict(zip(self.digests, groups, strict=False))
 
     def scores(self) -> RunScores:
         config, results = self.config, list(self.files.finished(self.config, set(self.digests)))
         units = tuple(done for done, _ in results)
-        scoring = [(done, arrays) for done, arrays in results if done.unit.is_scoring and done.info.get("images")]
-        scoring = [(done, arrays) for done, arrays in scoring if done.unit.seed in self.seeds]  # those asked for now
+        scoring = [(done, arrays) for done, arrays in results if done.unit.is_scoring]
+        scoring = [(done, arrays) for done, arrays in scoring if done.unit.seed in self.seeds]
         records = [record for done, arrays in scoring for record in self._records(done, arrays)]
-        scored = {image for record in records for image in record.images}
-        rows = tuple(image for image in self.digests if image in scored)
-        left_out = {
-            reason: {image: text for done in units for image, text in done.info.get(reason, {}).items()}
-            for reason in ("unreadable", "uncertain")
-        }
-        unreadable, uncertain = (
-            {image: text for image, text in reasons.items() if image in set(self.digests)}
-            for reasons in left_out.values()
-        )
-        metrics = tuple(label for label in config.metrics if any(label == record.metric for record in records))
-        tables = [self._table(seed, rows, metrics, records, scoring) for seed in self.seeds]
-        expected = [image for image in self.digests if image not in unreadable and image not in uncertain]
+        rows = _only(self.digests, set().union(*(record.images for record in records)))
+        metrics = _only(config.metrics, {record.metric for record in records})
+        unreadable, uncertain = (self._left_out(units, reason) for reason in ("unreadable", "uncertain"))
         return RunScores(
             config=config,
             seeds=self.seeds,
-            tables=tuple(tables),
+            tables=tuple(self._table(seed, rows, metrics, records, scoring) for seed in self.seeds),
             digests=rows,
-            unreadable={self._name(image): text for image, text in unreadable.items()},
-            uncertain={self._name(image): text for image, text in uncertain.items()},
+            unreadable=unreadable,
+            uncertain=uncertain,
             failed=self._failed(units),
-            missing=self._missing(expected, metrics, records),
+            missing=self._missing(metrics, records, {*unreadable, *uncertain}),
             units=units,
             _files=self.files,
         )
 
+    def _left_out(self, units: Sequence[DoneUnit], reason: str) -> dict[str, str]:
+        wanted = set(self.digests)
+        texts = {image: text for done in units for image, text in done.info.get(reason, {}).items()}
+        return {self._name(image): text for image, text in texts.items() if image in wanted}
+
     def _records(self, done: DoneUnit, arrays: Arrays) -> Iterator[ScoreRecord]:
         """Yield what a unit measured, for the images whose scores are this unit's to give."""
-        unit, images, by_cell = done.unit, done.info["images"], self.files.by_cell
-        for i, j in np.ndindex(len(unit.methods), len(unit.metrics)):
+        unit, images, by_cell = done.unit, done.info.get("images", ()), self.files.by_cell
+        for i, j in product(range(len(unit.methods)), range(len(unit.metrics))) if images else ():
             curves = _curves(arrays, f"curve/{i}/{j}/")
             for method in _same_methods(self.config, done.config, unit.methods[i]):
                 for metric in _same_metrics(self.config, done.config, unit.metrics[j]):
@@ -365,26 +361,22 @@ class _Collector:
 
     def _degenerate(self, seed: int, scoring: Sequence[tuple[DoneUnit, Arrays]]) -> dict[str, dict[str, int]]:
         """Return how many maps of a method were constant, zero or not finite: of one explained class, the most."""
+        kinds = {code: kind for code, kind in enumerate(FLAGS) if code}
+        most = {name: dict.fromkeys(kinds.values(), 0) for name in self.config.methods}
         codes: dict[tuple[str, str], dict[str, int]] = {}
         for done, arrays in scoring:
-            for i, label in enumerate(done.unit.methods if done.unit.seed == seed else ()):
-                for name in (name for name in arrays if name.startswith(f"flags/{i}/")):
-                    for method in _same_methods(self.config, done.config, label):
-                        by_image = codes.setdefault((method, name.split("/", 2)[2]), {})
-                        for image, code in zip(done.info["images"], arrays[name].tolist(), strict=True):
-                            by_image.setdefault(image, int(code))
-        counts = {key: Counter(by_image.values()) for key, by_image in codes.items()}
-        return {
-            name: {
-                kind: max((count[code] for (method, _), count in counts.items() if method == name), default=0)
-                for code, kind in enumerate(FLAGS)
-                if code
-            }
-            for name in self.config.methods
-        }
+            for name in (name for name in arrays if name.startswith("flags/") and done.unit.seed == seed):
+                _, i, mode = name.split("/", 2)
+                for method in _same_methods(self.config, done.config, done.unit.methods[int(i)]):
+                    of_unit = dict(zip(done.info["images"], arrays[name].tolist(), strict=True))
+                    codes[method, mode] = {**of_unit, **codes.get((method, mode), {})}
+        for (method, _), by_image in codes.items():
+            counts = Counter(by_image.values())
+            most[method] = {kind: max(most[method][kind], counts[code]) for code, kind in kinds.items()}
+        return most
 
     def _name(self, image: str) -> str:
-        return str(self.lookup.entry(image).name) if self.lookup is not None else self.names.get(image, image)
+        return str(self.lookup.entry(image).name) if self.lookup is not None else self.files.names.get(image, image)
 
     def _failed(self, units: Sequence[DoneUnit]) -> dict[str, dict[str, str]]:
         failed: dict[str, dict[str, str]] = {}
@@ -394,10 +386,11 @@ class _Collector:
                     failed.setdefault(name, {}).update(reasons)
         return failed
 
-    def _missing(self, images: Sequence[str], metrics: Sequence[str], records: Sequence[ScoreRecord]) -> Missing:
-        config, expected = self.config, set(images)
+    def _missing(self, metrics: Sequence[str], records: Sequence[ScoreRecord], left_out: set[str]) -> Missing:
+        config = self.config
+        images = {image for image in self.digests if self._name(image) not in left_out}
         wanted = len(images) * len(config.methods) * len(config.metrics) * len(self.seeds)
-        there = sum(len(expected.intersection(record.images)) for record in records)
+        there = sum(len(images.intersection(record.images)) for record in records)
         return Missing(wanted, wanted - there, tuple(label for label in config.metrics if label not in metrics))
 
     def _plan(self, seed: int, metrics: Sequence[str]) -> dict[str, Any]:
@@ -412,6 +405,10 @@ class _Collector:
             "seed": seed,
             "model": config.model.get("name", config.label),
         }
+
+
+def _only(names: Iterable[str], wanted: set[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in wanted)
 
 
 def _curves(arrays: Arrays, start: str) -> dict[str, Curve]:

@@ -262,6 +262,10 @@ class DatasetRun:
     def label(self) -> str:
         return self.protocol.data.label
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return self.protocol.evaluation.seeds
+
     @cached_property
     def images(self) -> SourceImages:
         spec = self.protocol.data

@@ -98,14 +98,14 @@ def _members(archive: zipfile.ZipFile, file: str | Path, room: int) -> list[zipf
     """Return the members of a packed run; what is none, or would unfold to more than it may, is refused."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     names = {member.filename for member in members}
-    strange = next((m.filename for m in members if not _MEMBER.fullmatch(m.filename) or _is_odd(m)), None)
-    if strange is not None or "run.json" not in names:
-        raise VitreousError(f"{file} is no packed run: {strange or 'it has no run.json'!r}")
+    strange = [*filter(_is_odd, members)]
+    if strange or "run.json" not in names:
+        raise VitreousError(f"{file} is no packed run: {strange[0].filename if strange else 'it has no run.json'!r}")
     if len(names) < len(members) or len(members) > _MOST_MEMBERS:
         raise VitreousError(f"{file} is no packed run: it has {len(members)} members of {len(names)} names")
-    for member in members:
-        if member.file_size > (_MOST_MEMBER if member.filename.endswith(".npz") else _MOST_TEXT):
-            raise VitreousError(f"{file}: {member.filename} is larger than any file of a run")
+    largest = max(members, key=lambda member: member.file_size)
+    if largest.file_size > _MOST_MEMBER:
+        raise VitreousError(f"{file}: {largest.filename} is larger than any file of a run")
     total = sum(member.file_size for member in members)
     if total > room:
         raise VitreousError(f"{file} would unfold to {total} bytes, which is more than {_MOST_RATIO} times its size")
@@ -113,9 +113,10 @@ def _members(archive: zipfile.ZipFile, file: str | Path, room: int) -> list[zipf
 
 
 def _is_odd(member: zipfile.ZipInfo) -> bool:
-    """Whether a member is encrypted, a link, or packed in a way that ours are not."""
+    """Whether a member is no file of a run, encrypted, a link, or packed in a way that ours are not."""
     is_link = (member.external_attr >> 16) & 0o170000 == _LINK
-    return bool(member.flag_bits & 1) or is_link or member.compress_type not in _METHODS
+    is_strange = not _MEMBER.fullmatch(member.filename) or bool(member.flag_bits & 1)
+    return is_strange or is_link or member.compress_type not in _METHODS
 
 
 def _check(store: Store, file: str | Path) -> None:

@@ -54,7 +54,7 @@ def missing_units(
     were to make counts as missing.
     """
     counting = [(plan.config_of(unit), unit) for plan, unit in wanted_units(plans) if unit.id not in stale]
-    planned = {cell for theirs, unit in counting for cell in _cells(theirs, unit)}
+    planned = {cell for planned_config, unit in counting for cell in _cells(planned_config, unit)}
     return [
         unit
         for seed in seeds
@@ -92,7 +92,7 @@ def _units_of_group(
         metrics.setdefault(tuple(no_score), []).append(name)
     return [
         *(Unit.of(config, number, seed, images, names, modes=missing) for missing, names in modes.items() if missing),
-        *(Unit.of(config, number, seed, images, names, metrics=some) for some, names in metrics.items() if some),
+        *(Unit.of(config, number, seed, images, names, metrics=labels) for labels, names in metrics.items() if labels),
     ]
 
 
@@ -189,16 +189,22 @@ def keep_batch_sizes(config: RunConfig, plans: Sequence[RecordedPlan]) -> RunCon
     return config
 
 
-def has_new_rows(config: RunConfig, plans: Iterable[RecordedPlan]) -> bool:
+def has_new_rows(configs: Iterable[RunConfig], plans: Iterable[RecordedPlan]) -> bool:
     """Whether no plan has all these rows and columns under these labels: what is the same may be called otherwise.
 
     What was planned last under a label counts: code may be what it was before.
     """
-    same_names = [c for plan in plans for c in plan.configs if (c.label, c.data) == (config.label, config.data)]
+    planned = [config for plan in plans for config in plan.configs]
+    return any(_has_new_rows(config, planned) for config in configs)
+
+
+def _has_new_rows(config: RunConfig, planned: Sequence[RunConfig]) -> bool:
+    same_names = [other for other in planned if (other.label, other.data) == (config.label, config.data)]
     if not same_names or same_names[-1].identity != config.identity:
         return True
-    planned = dict(pair for c in same_names if c.identity == config.identity for pair in _rows_and_columns(c))
-    return not _rows_and_columns(config) <= {*planned.items()}
+    same = [other for other in same_names if other.identity == config.identity]
+    rows = dict(row for other in same for row in _rows_and_columns(other))
+    return not _rows_and_columns(config) <= {*rows.items()}
 
 
 def _rows_and_columns(config: RunConfig) -> set[tuple[Any, ...]]:

@@ -11,14 +11,14 @@ import json
 import math
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vitreous import io as disk
-from vitreous.benchmark.protocol import SCHEMA, ModelSpec, Protocol, Published
+from vitreous.benchmark.protocol import SCHEMA, Protocol, Published
 from vitreous.errors import VitreousError, nearest, one_line
 
 __all__ = ["Checker", "parse_json", "read_json", "read_json_file", "read_toml_file", "recorded_protocol"]
@@ -184,15 +184,15 @@ class Checker:
         return tuple(self.value(item, kind, f"{key}[{number}]") for number, (item, kind) in pairs)
 
     def _scalar(self, value: Any, kind: Any, key: str) -> Any:
-        if kind is float and type(value) is int and abs(value) < _MOST_INTEGER:
+        if type(value) is int and abs(value) >= _MOST_INTEGER:
+            raise self.wrong(key, value, "is too large")
+        if (type(value), kind) == (int, float):
             return float(value) if self.strict else value
-        if type(value) is not kind or (self.strict and kind is str and not value.strip()):
-            blank = ", and not empty" if value == "" else ""
-            raise self.wrong(key, value, f"must be {_TYPE_NAMES[kind]}{blank}")
+        is_blank = self.strict and type(value) is str and not value.strip()
+        if type(value) is not kind or is_blank:
+            raise self.wrong(key, value, f"must be {_TYPE_NAMES[kind]}{', and not empty' if is_blank else ''}")
         if kind is float and not math.isfinite(value):
             raise self.wrong(key, value, "must be finite")
-        if kind is int and abs(value) >= _MOST_INTEGER:
-            raise self.wrong(key, value, "is too large")
         return value
 
 
@@ -295,31 +295,56 @@ def _check_references(check: Checker, protocol: Protocol) -> None:
     from vitreous.methods import get_method
     from vitreous.metrics import get_metric
 
-    for key, labels in (("methods", protocol.methods), ("absent", protocol.absent)):
-        for label in labels:
-            if complaint := _no_label(label or " ", True):
-                raise check.wrong(key, label, complaint)
+    for label, spec in protocol.methods.items():
+        _check_label(check, "methods", label)
+        _canonical(check, f"methods.{one_line(repr(label))}", spec, get_method)
     for label in protocol.absent:
+        _check_label(check, "absent", label)
         if label in protocol.methods:
             raise check.wrong("absent", label, "is one of the methods")
-    if protocol.evaluation.reference is not None:
-        check.choice("evaluation.reference", protocol.evaluation.reference, protocol.methods)
-    for label, spec in protocol.methods.items():
-        _canonical(check, f"methods.{one_line(repr(label))}", spec, get_method)
-    metrics = protocol.evaluation.metrics
-    _check_unique(
-        check,
-        "evaluation.metrics",
-        [_canonical(check, f"evaluation.metrics[{at}]", spec, get_metric) for at, spec in enumerate(metrics)],
-    )
+    specs = enumerate(protocol.evaluation.metrics)
+    metrics = [_canonical(check, f"evaluation.metrics[{at}]", spec, get_metric) for at, spec in specs]
+    _check_unique(check, "evaluation.metrics", metrics)
     _check_unique(check, "models", [model.label for model in protocol.models])
     _check_unique(check, "data", [data.label for data in protocol.datasets])
-    for where, data in _dataset_keys(protocol):
-        for label in data.models:
-            check.choice(f"{where}.models", label, [model.label for model in protocol.models])
-        for spec in data.metrics:
-            check.choice(f"{where}.metrics", spec, metrics)
+    for key, label, choices in _references(protocol):
+        check.choice(key, label, choices)
     _check_published(check, protocol)
+
+
+def _check_label(check: Checker, key: str, label: str) -> None:
+    if complaint := _no_label(label or " ", True):
+        raise check.wrong(key, label, complaint)
+
+
+def _check_unique(check: Checker, key: str, values: Sequence[str]) -> None:
+    for at, value in enumerate(values):
+        if value in values[:at]:
+            raise check.wrong(f"{key}[{at}]", value, "is given twice")
+
+
+def _references(protocol: Protocol) -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield every label that means something elsewhere in the protocol: its key, itself, and what it may be."""
+    models, metrics = [model.label for model in protocol.models], protocol.evaluation.metrics
+    if protocol.evaluation.reference is not None:
+        yield "evaluation.reference", protocol.evaluation.reference, protocol.methods
+    for where, data in _dataset_keys(protocol):
+        yield from ((f"{where}.models", label, models) for label in data.models)
+        yield from ((f"{where}.metrics", spec, metrics) for spec in data.metrics)
+    yield from _published_references(protocol)
+
+
+def _published_references(protocol: Protocol) -> Iterator[tuple[str, str, Collection[str]]]:
+    rows, datasets = (*protocol.methods, *protocol.absent), {data.label: data for data in protocol.datasets}
+    own_rows = {model.label: model.methods or rows for model in protocol.models}
+    for at, cell in enumerate(protocol.published):
+        where, everything = f"published[{at}]", [""] if cell.value is None else []  # of a drawn cell, nothing means all
+        yield f"{where}.data", cell.data, datasets
+        data = datasets[cell.data]
+        yield f"{where}.metric", cell.metric, data.metrics or protocol.evaluation.metrics
+        yield f"{where}.model", cell.model, [*(data.models or own_rows), *everything]
+        yield f"{where}.method", cell.method, [*own_rows.get(cell.model, rows), *everything]
+        yield f"{where}.over", cell.over or rows[0], rows
 
 
 def _canonical(check: Checker, key: str, spec: str, parse: Any) -> str:
@@ -329,39 +354,14 @@ def _canonical(check: Checker, key: str, spec: str, parse: Any) -> str:
         raise check.wrong(key, spec, str(error)) from None
 
 
-def _check_unique(check: Checker, key: str, values: Sequence[Any]) -> None:
-    for at, value in enumerate(values):
-        if value in values[:at]:
-            raise check.wrong(f"{key}[{at}]", value, "is given twice")
-
-
 def _check_published(check: Checker, protocol: Protocol) -> None:
     seen = set()
     for at, cell in enumerate(protocol.published):
-        where = f"published[{at}]"
+        where, names = f"published[{at}]", (cell.data, cell.model, cell.method, cell.metric)
         if cell.value is None and cell.source is None:
             raise VitreousError(f"{check.path}: {where} has neither a value nor a source")
         if (cell.gain is None) != (cell.over is None):
             raise VitreousError(f"{check.path}: {where}.gain and {where}.over belong together")
-        _check_labels(check, where, cell, protocol)
-        names = (cell.data, cell.model, cell.method, cell.metric)
         if names in seen:
             raise check.wrong(where, " / ".join(filter(None, names)), "is given twice")
         seen.add(names)
-
-
-def _check_labels(check: Checker, where: str, cell: Published, protocol: Protocol) -> None:
-    """Refuse a printed cell of a data set, metric, model or row that is not in the protocol."""
-    datasets = {data.label: data for data in protocol.datasets}
-    models: dict[str, ModelSpec] = {model.label: model for model in protocol.models}
-    rows = (*protocol.methods, *protocol.absent)
-    check.choice(f"{where}.data", cell.data, datasets)
-    data = datasets[cell.data]
-    check.choice(f"{where}.metric", cell.metric, data.metrics or protocol.evaluation.metrics)
-    if cell.model or cell.value is not None:
-        check.choice(f"{where}.model", cell.model, data.models or models)
-    if cell.method or cell.value is not None:
-        model = models.get(cell.model)
-        check.choice(f"{where}.method", cell.method, (model.methods if model else ()) or rows)
-    if cell.over is not None:
-        check.choice(f"{where}.over", cell.over, rows)

@@ -95,8 +95,8 @@ def rank_methods(table: ScoreTable, metric: str) -> Ranks:
     """Rank the methods of a table in one metric."""
     scores = np.stack([table[name, metric] for name in table.methods], axis=1)
     has_scores = np.isfinite(scores).any(axis=0)
-    names = [name for name, there in zip(table.methods, has_scores, strict=True) if there]
-    left_out = tuple(name for name in table.methods if name not in names)
+    names = list(np.array(table.methods, object)[has_scores])
+    left_out = tuple(np.array(table.methods, object)[~has_scores])
     rows = np.where(np.isfinite(scores[:, has_scores]), scores[:, has_scores], np.nan)
     means = _block_means(rows, table.groups)
     complete = means[~np.isnan(means).any(axis=1)]
@@ -177,16 +177,16 @@ def tied_groups(methods: Sequence[str], mean: Sequence[float], critical: float) 
 class MetricCorrelation:
     """Spearman's correlation of the scores of ``methods`` methods in two metrics, turned so that up is better.
 
-    ``low`` and ``high``: 95 % bootstrap interval over images, all scores aggregated anew. It holds for these methods:
-    other methods would give another number. Noise in the scores can only blur an order, so that the interval of a
-    correlation near 1 lies below it. NaN with fewer than three methods, or where all have the same score.
+    ``lower`` and ``upper``: 95 % bootstrap interval over images, all scores aggregated anew. It holds for these
+    methods: other methods would give another number. Noise in the scores can only blur an order, so that the interval
+    of a correlation near 1 lies below it. NaN with fewer than three methods, or where all have the same score.
     """
 
     one: str
     other: str
     value: float
-    low: float
-    high: float
+    lower: float
+    upper: float
     methods: int
 
     def to_json(self) -> dict[str, Any]:
@@ -207,12 +207,12 @@ def correlate_metrics(table: ScoreTable) -> tuple[MetricCorrelation, ...]:
     correlations = []
     for i, j in combinations(range(shape[0]), 2):
         both = np.isfinite(scores[[i, j]]).all(axis=0)
-        value = low = high = math.nan
+        value = lower = upper = math.nan
         if both.sum() >= _LEAST_METHODS:
             value = float(rank_correlation(scores[i : i + 1, both], scores[j : j + 1, both])[0])
             if units > 1:
-                low, high = interval(rank_correlation(resamples[:, i, both], resamples[:, j, both]))
-        correlation = MetricCorrelation(table.metrics[i], table.metrics[j], value, low, high, int(both.sum()))
+                lower, upper = interval(rank_correlation(resamples[:, i, both], resamples[:, j, both]))
+        correlation = MetricCorrelation(table.metrics[i], table.metrics[j], value, lower, upper, int(both.sum()))
         correlations.append(correlation)
     return tuple(correlations)
 
@@ -321,13 +321,14 @@ def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
         parts[cell] = _mean_over_seeds(stacked, there)
         deviations[cell] = _deviation_over_seeds(first.judges[cell[1]], stacked, there)
         curves[cell] = _mean_curves([table.curves.get(cell, {}) for table in tables])
-    degenerate = {}
-    for name in first.methods:
-        counts = [table.degenerate.get(name, {}) for table in tables]
-        kinds = dict.fromkeys(kind for count in counts for kind in count)
-        degenerate[name] = {kind: max(count.get(kind, 0) for count in counts) for kind in kinds}
+    degenerate = {name: _most([table.degenerate.get(name, {}) for table in tables]) for name in first.methods}
     plan = {**first.plan, "seed": [table.plan.get("seed") for table in tables]}
     return replace(first, parts=parts, curves=curves, degenerate=degenerate, plan=plan, seed_sd=deviations)
+
+
+def _most(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    kinds = dict.fromkeys(kind for count in counts for kind in count)
+    return {kind: max(count.get(kind, 0) for count in counts) for kind in kinds}
 
 
 def _shared_cells(tables: Sequence[ScoreTable]) -> list[tuple[str, str]]:

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from vitreous import io as disk
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.data import ImageSource
+from vitreous.benchmark.protocol import Layout
 from vitreous.benchmark.report_images import Figures, Images, best_and_worst, draw_figures
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.results import (
@@ -230,27 +232,37 @@ class _OverviewCell:
 
 def _overview(results: Sequence[ModelResult]) -> dict[str, Any] | None:
     """Return all means in one table, laid out as the protocol says; nothing where there is one model and data set."""
-    full = [result for result in results if not result.is_empty]
-    if len(full) < 2:
+    layout = results[0].protocol.layout
+    cells = [cell for result in results if not result.is_empty for cell in _cells_of(result)]
+    if len({id(result) for _, result in cells}) < 2:
         return None
-    layout, cells = full[0].protocol.layout, list[tuple[dict[str, str], ModelResult]]()
-    for result in full:
-        names = {"models": result.scores.label, "data": result.scores.data}
-        pairs = [(method, metric) for method in result.table.methods for metric in result.table.metrics]
-        cells += [({**names, "methods": method, "metrics": metric}, result) for method, metric in pairs]
-    varying = [axis for axis in _AXES if len({names[axis] for names, _ in cells}) > 1]
-    asked = [axis for axis in layout.columns if axis != layout.rows and axis in varying]
-    axes = [*(axis for axis in varying if axis not in (*asked, layout.rows)), *asked] or ["metrics"]
-    by_place = {(names[layout.rows], tuple(names[a] for a in axes)): (names, result) for names, result in cells}
-    tops = _in_order([top for _, top in by_place])
+    axes = _column_axes(layout, [names for names, _ in cells])
+    rows: dict[str, dict[tuple[str, ...], Any]] = {}
+    for names, result in cells:
+        rows.setdefault(names[layout.rows], {})[tuple(map(names.__getitem__, axes))] = names, result
+    tops = _in_order([*chain(*rows.values())])
     return {
-        "axis": layout.rows if layout.rows == "data" else layout.rows.removesuffix("s"),
+        "axis": layout.rows.removesuffix("s"),
         "heads": [_head(dict(zip(axes, top, strict=True)), cells) for top in tops],
-        "rows": [
-            {"name": row, "cells": [_overview_cell(by_place.get((row, top))) for top in tops]}
-            for row in dict.fromkeys(row for row, _ in by_place)
-        ],
+        "rows": {name: [_overview_cell(row.get(top)) for top in tops] for name, row in rows.items()},
     }
+
+
+def _column_axes(layout: Layout, cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the axes of the columns: those that the layout forgets and that have several values come first."""
+    varying = [axis for axis in _AXES if axis != layout.rows and len({names[axis] for names in cells}) > 1]
+    asked = [axis for axis in layout.columns if axis in varying]
+    return [axis for axis in varying if axis not in asked] + asked or ["metrics"]
+
+
+def _cells_of(result: ModelResult) -> list[tuple[dict[str, str], ModelResult]]:
+    """Return every cell of a model by its names on all axes."""
+    names, table = {"models": result.scores.label, "data": result.scores.data}, result.table
+    return [
+        ({**names, "methods": method, "metrics": metric}, result)
+        for method in table.methods
+        for metric in table.metrics
+    ]
 
 
 def _in_order(tops: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

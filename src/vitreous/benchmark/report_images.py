@@ -1,4 +1,4 @@
-"""The images that a method did best and worst on, with maps; what the model was shown on the way; and the figures.
+"""The images that a method did best and worst on, with maps; what the model was sampled on the way; and the figures.
 
 Figures are those that a protocol asks for; without a word in the protocol: curves, and difficulty bins where there are
 enough images. They need matplotlib.
@@ -43,7 +43,7 @@ Tile = tuple[Image.Image, str, str]
 
 @dataclass(frozen=True)
 class ImageRow:
-    """An image with its maps, or why it cannot be shown."""
+    """An image with its maps, or why it cannot be sampled."""
 
     tiles: Sequence[Tile] = ()
     error: str = ""
@@ -62,33 +62,39 @@ class Images:
 
 def best_and_worst(result: ModelResult, source: ImageSource) -> Images:
     """Return the best and worst images with maps, and strips of two of them."""
-    verdicts = {name: verdict.verdict for name, verdict in result.table.trial.items() if verdict is not None}
-    sound = [name for name in result.table.metrics if verdicts.get(name, "fails") not in ("fails", "blind")]
-    metric = (sound or list(result.table.metrics))[0]
+    metric = _sound_metric(result)
     order = result.order(metric)
     if not order:
         return Images()
     if result.scores.data not in source.lookups:
         return Images(why=source.why)
-    reference = result.reference if result.reference in order else None
-    method = order[0] if reference is None else reference
+    method = result.reference if result.reference in order else order[0]
+    assert method is not None
     signed = result.table[method, metric] * (1 if result.table.higher_is_better[metric] else -1)
     ranked = [int(row) for row in np.argsort(-signed, kind="stable") if not math.isnan(signed[row])]
     count = min(_IMAGES, len(ranked) // 2)
-    shown = [method, *(other for other in order if other != method)][:_MAPS]
-    blocks = [
-        (f"{word} for {display_name(method)}", [_image_row(result, source, row, shown, metric) for row in rows])
-        for word, rows in (("Best", ranked[:count]), ("Worst", ranked[len(ranked) - count :][::-1]))
-    ]
+    methods = list(dict.fromkeys([method, *order]))[:_MAPS]
+    best, worst = (
+        [_image_row(result, source, row, methods, metric) for row in rows[:count]] for rows in (ranked, ranked[::-1])
+    )
+    title = display_name(method)
     text = (
-        f"By {metric} of {display_name(method)}; under each map its own score. Every map has its own scale: red speaks "
+        f"By {metric} of {title}; under each map its own score. Every map has its own scale: red speaks "
         "for the explained class, blue against it; maps without a sign go from dark to bright."
     )
     if result.table.seed_sd:
         text += f" Maps are those of seed {result.scores.seeds[0]}, scores the means over all seeds."
     rows = [ranked[0], ranked[-1]] if count else []
-    strips_text, strips = _strips(result, source, method, metric, rows)
-    return Images(text, "", blocks, strips_text, strips)
+    blocks = [(f"Best for {title}", best), (f"Worst for {title}", worst)]
+    return Images(text, "", blocks, *_strips(result, source, method, metric, rows))
+
+
+def _sound_metric(result: ModelResult) -> str:
+    """Return the first metric that did not fail its meta-evaluation, or else the first."""
+    for metric, verdict in result.table.trial.items():
+        if verdict is not None and verdict.verdict not in ("fails", "blind"):
+            return metric
+    return result.table.metrics[0]
 
 
 def _image_row(result: ModelResult, source: ImageSource, row: int, methods: list[str], metric: str) -> ImageRow:
@@ -111,14 +117,14 @@ def _image_row(result: ModelResult, source: ImageSource, row: int, methods: list
 def _strips(
     result: ModelResult, source: ImageSource, method: str, first: str, rows: list[int]
 ) -> tuple[str, list[tuple[str, list[Tile]]]]:
-    """Return what the model was shown for two images, with the values of the stored curve."""
+    """Return what the model was sampled for two images, with the values of the stored curve."""
     if source.model is None or not rows:
         return "", []
     config = result.scores.config
     try:
         model = source.model(config)
     except VitreousError as error:
-        return f"Strips are not shown: {one_line(str(error))}.", []
+        return f"Strips are not sampled: {one_line(str(error))}.", []
     shape = image_shape_of(model, config.size)
     for metric in dict.fromkeys([first, *result.table.metrics]):
         for request in result.table.judges[metric].requests(shape).values():
@@ -146,13 +152,13 @@ def _strip(
     if map is None:
         return name, []
     steps = sorted({round(at) for at in np.linspace(0, len(request.spans) - 1, _STEPS)})
-    shown = RankedRemoval(request.unit, request.baseline, request.keep, tuple(request.spans[step] for step in steps))
+    sampled = RankedRemoval(request.unit, request.baseline, request.keep, tuple(request.spans[step] for step in steps))
     evaluation = config.evaluation
     states = perturbed(
         model,
         model.preprocess.to_tensor(source.image(config, digest))[None],
         torch.as_tensor(np.asarray(map))[None],
-        shown,
+        sampled,
         interpolation=evaluation.interpolation,
         tie_breaking=evaluation.tie_breaking,
         seed=scores.seeds[0],
@@ -167,7 +173,7 @@ def _strip(
             f"{count / total:.0%} {word}",
             "" if curve is None else number(float(curve.y[row, step]), 2),
         )
-        for step, state, count in zip(steps, states, shown.counts, strict=True)
+        for step, state, count in zip(steps, states, sampled.counts, strict=True)
     ]
     return name, tiles
 
@@ -189,7 +195,7 @@ class Figures:
     """The figures of a table with intervals; ``reasons`` name what could not be drawn."""
 
     text: str = ""
-    drawn: Sequence[Drawing] = ()
+    drawings: Sequence[Drawing] = ()
     reasons: Sequence[str] = ()
 
 
@@ -206,51 +212,57 @@ class _Plot:
 def draw_figures(result: ModelResult) -> Figures:
     """Return the figures that the protocol asks for, or the usual ones."""
     asked = result.protocol.layout.figures
-    reasons: dict[str, None] = {}
     wanted: list[_Plot] = []
+    reasons: dict[str, None] = {}
     for kind in asked or _USUAL:
         try:
             wanted += _plots(result, kind)
         except VitreousError as error:
-            if asked:  # what nobody asked for is not missed
-                reasons[f"No {kind}: {error}."] = None
+            reasons[f"No {kind}: {error}."] = None
+    if not asked:
+        reasons.clear()  # what nobody asked for is not missed
     if not wanted:
         return Figures(reasons=tuple(reasons))
     try:
         plots.require()
     except VitreousError as error:
         return Figures(reasons=[f"Not drawn: {error}."])
-    drawn = []
+    drawings = []
     for plot in wanted:
         try:
-            drawn.append(_draw(result, plot))
+            drawings.append(_draw(result, plot))
         except VitreousError as error:
             reasons[f"No {plot.kind}{f' of {plot.metric}' if plot.metric else ''}: {error}."] = None
-    kinds = {plot.kind for plot in wanted}
+    return Figures(_figures_text(result, {plot.kind for plot in wanted}), drawings, tuple(reasons))
+
+
+def _figures_text(result: ModelResult, kinds: set[str]) -> str:
     text = "Bands and lines are 95 % bootstrap intervals over the pictures."
     if {"curves", "bins", "radar"} & kinds and len(result.rows) > _MOST_LINES:
         text += f" Curves and bins have the {_MOST_LINES} methods with the best mean ranks, and random."
-    if "bins" in kinds:
-        text += f" Every bin has as many pictures, at least {THIN}."
-    return Figures(text, drawn, tuple(reasons))
+    return f"{text} Every bin has as many pictures, at least {THIN}." if "bins" in kinds else text
 
 
 def _plots(result: ModelResult, kind: str) -> list[_Plot]:
     """Return every figure of a kind, or raise why there is none."""
-    table = result.table
-    if kind == "curves":
-        metrics = [m for m in table.metrics if any(table.curves.get((name, m)) for name in table.methods)]
-        if not metrics:
-            raise VitreousError("no metric here is read from a curve")
-        return [_Plot(kind, metric, _fewer_methods(result, metric)) for metric in metrics]
-    if kind == "bins":
-        return [_Plot(kind, metric, _fewer_methods(result, metric), _bins(result)) for metric in table.metrics]
+    table, metrics = result.table, result.table.metrics
     if kind == "radar":
-        upward = [metric for metric in table.metrics if table.higher_is_better[metric]]
-        return [_Plot(kind, None, _fewer_methods(result, table.metrics[0]), {"metrics": upward})]
+        upward = [metric for metric in metrics if table.higher_is_better[metric]]
+        return [_Plot(kind, None, _fewer_methods(result, metrics[0]), {"metrics": upward})]
     if kind in ("sweep", "histogram"):
-        return [_Plot(kind, m, names, options) for names, options in _sweeps(result) for m in table.metrics]
-    return [_Plot(kind, metric, list(table.methods)) for metric in table.metrics]
+        return [_Plot(kind, metric, *sweep) for sweep in _sweeps(result) for metric in metrics]
+    if kind == "curves":
+        metrics = _metrics_with_curves(result)
+    options = _bins(result) if kind == "bins" else {}
+    names = _fewer_methods if kind in ("curves", "bins") else lambda result, metric: list(table.methods)
+    return [_Plot(kind, metric, names(result, metric), options) for metric in metrics]
+
+
+def _metrics_with_curves(result: ModelResult) -> tuple[str, ...]:
+    has_curves = {metric for (_, metric), curves in result.table.curves.items() if curves}
+    if not has_curves:
+        raise VitreousError("no metric here is read from a curve")
+    return tuple(metric for metric in result.table.metrics if metric in has_curves)
 
 
 def _draw(result: ModelResult, plot: _Plot) -> Drawing:

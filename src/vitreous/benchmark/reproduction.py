@@ -38,8 +38,8 @@ class ReproducedCell:
     printed: float
     published: float
     ours: float
-    low: float
-    high: float
+    lower: float
+    upper: float
     images: int
     verdict: str
     causes: tuple[str, ...]
@@ -107,7 +107,7 @@ class Reproduction:
         head = ["data", "model", "method", "metric", "printed", "paper", "ours", "low", "high", "difference"]
         rows = [[*head, "images", "verdict", "why"]]
         for line in self.lines:
-            numbers = (line.printed, line.published, line.ours, line.low, line.high, line.difference)
+            numbers = (line.printed, line.published, line.ours, line.lower, line.upper, line.difference)
             texts = ["" if math.isnan(value) else f"{value:.6g}" for value in numbers]
             names = [line.data, line.model, line.method, line.metric]
             rows.append([*names, *texts, str(line.images), line.verdict, line.words])
@@ -125,7 +125,7 @@ class Reproduction:
     def everywhere(self) -> tuple[str, ...]:
         """The causes that hold for every cell that has a number of ours, so that a page need say them once."""
         causes = [line.brief_causes for line in self.lines if line.verdict != "no number"]
-        return tuple(cause for cause in causes[0] if all(cause in some for some in causes)) if len(causes) > 2 else ()
+        return tuple(cause for cause in causes[0] if all(cause in own for own in causes)) if len(causes) > 2 else ()
 
     def to_markdown(self) -> str:
         protocol = self.protocol
@@ -148,8 +148,8 @@ def _agreements(lines: Sequence[ReproducedCell]) -> list[OrderAgreement]:
     agreements = []
     for names, column in columns.items():
         if len(column) >= _LEAST_METHODS:
-            ours, theirs = np.array([line.ours for line in column]), np.array([line.published for line in column])
-            value = float(rank_correlation(ours[None], theirs[None])[0])
+            ours, printed = np.array([line.ours for line in column]), np.array([line.published for line in column])
+            value = float(rank_correlation(ours[None], printed[None])[0])
             agreements.append(OrderAgreement(*names, len(column), value))
     return agreements
 
@@ -202,20 +202,20 @@ def _reproduce(
     assert cell.value is not None
     result = _result_of(paper, cell, results)
     metric = None if result is None else _metric_of(paper, cell, result.scores.config)
-    ours = low = high = math.nan
+    ours = lower = upper = math.nan
     images, verdict, causes = 0, "no number", _no_number(paper, cell, result, metric)
     if result is not None and metric is not None and not causes:
         match = _Match(paper, cell, wanted, result, metric)
         ours, images = result.table.mean(cell.method, metric), match.images
-        low, high = result.table.interval(cell.method, metric)
+        lower, upper = result.table.interval(cell.method, metric)
         causes = ["no picture has a score yet"]
         if not math.isnan(ours):
             error = cell.error or 0.0
-            verdict = "agrees" if low - error <= cell.value <= high + error else "differs"
+            verdict = "agrees" if lower - error <= cell.value <= upper + error else "differs"
             causes = [text for cause in _CAUSES for text in cause(match)]
     printed = cell.value if cell.printed is None else cell.printed
     names = cell.data, cell.model, cell.method, cell.metric
-    return ReproducedCell(*names, printed, cell.value, ours, low, high, images, verdict, tuple(causes))
+    return ReproducedCell(*names, printed, cell.value, ours, lower, upper, images, verdict, tuple(causes))
 
 
 def _result_of(paper: Protocol, cell: Published, results: Sequence[ModelResult]) -> ModelResult | None:
@@ -272,20 +272,17 @@ def _no_number(paper: Protocol, cell: Published, result: ModelResult | None, met
 def _model_causes(match: _Match) -> list[str]:
     config, spec = match.config, match.spec
     name = str(config.model.get("name", config.label))
-    if config.label != match.cell.model or (spec is not None and spec.name != name):
+    if spec is None or (config.label, name) != (match.cell.model, spec.name):
         return [f"other model: {name} instead of {spec.name if spec else match.cell.model}"]
-    causes = []
     file = (match.wanted.get("checkpoint") or {}).get(config.label) or config.model.get("checkpoint")
-    if file and (spec is None or file != spec.checkpoint):
-        causes.append(f"other weights: those of {file} (digest {config.fingerprint[:12]})")
-    theirs = {name: _plain(getattr(spec, name, None)) for name in _PREPROCESSING}
-    ours = {name: _plain(config.model.get(name)) for name in _PREPROCESSING}
-    changed = [
-        f"{name} {ours[name] or 'own'} instead of {theirs[name] or 'own'}"
-        for name in _PREPROCESSING
-        if theirs[name] != ours[name]
-    ]
-    return [*causes, f"other preprocessing: {', '.join(changed)}"] if changed else causes
+    causes = [f"other weights: those of {file} (digest {config.fingerprint[:12]})"]
+    return [*(causes if file not in (None, spec.checkpoint) else []), *_preprocessing_causes(config, spec)]
+
+
+def _preprocessing_causes(config: RunConfig, spec: ModelSpec) -> list[str]:
+    values = {name: (_plain(config.model.get(name)), _plain(getattr(spec, name))) for name in _PREPROCESSING}
+    changed = [f"{name} {a or 'own'} instead of {b or 'own'}" for name, (a, b) in values.items() if a != b]
+    return [f"other preprocessing: {', '.join(changed)}"] if changed else []
 
 
 def _plain(value: Any) -> Any:
@@ -312,14 +309,14 @@ def _image_causes(match: _Match) -> list[str]:
 
 
 def _method_causes(match: _Match) -> list[str]:
-    ours, theirs = match.config.methods[match.cell.method], match.paper.methods.get(match.cell.method)
+    ours, printed_spec = match.config.methods[match.cell.method], match.paper.methods.get(match.cell.method)
     try:
         method = get_method(ours)
     except VitreousError:
-        return [f"other method: {ours} instead of {theirs}"] if ours != theirs else []
+        return [f"other method: {ours} instead of {printed_spec}"] if ours != printed_spec else []
     causes = []
-    if theirs is not None and method.spec != get_method(theirs).spec:
-        causes.append(f"other method setting: {ours} instead of {theirs}")
+    if printed_spec is not None and method.spec != get_method(printed_spec).spec:
+        causes.append(f"other method setting: {ours} instead of {printed_spec}")
     for component in method.components():
         statistics = str(getattr(component, "notes", {}).get("statistics", ""))
         if statistics.startswith(("world", "noise", "own")):
@@ -328,18 +325,20 @@ def _method_causes(match: _Match) -> list[str]:
 
 
 def _metric_causes(match: _Match) -> list[str]:
-    ours, theirs = get_metric(match.config.metrics[match.metric]), get_metric(match.cell.metric)
-    return [] if ours.spec == theirs.spec else [f"other metric setting: {ours.spec} instead of {theirs.spec}"]
+    ours, printed_spec = get_metric(match.config.metrics[match.metric]), get_metric(match.cell.metric)
+    return (
+        [] if ours.spec == printed_spec.spec else [f"other metric setting: {ours.spec} instead of {printed_spec.spec}"]
+    )
 
 
 def _evaluation_causes(match: _Match) -> list[str]:
-    ours, theirs = match.config.evaluation, match.paper.evaluation
+    ours, paper = match.config.evaluation, match.paper.evaluation
     causes = []
-    if ours.target != theirs.target:
-        causes.append(f"other class explained: {ours.target} instead of {theirs.target}")
+    if ours.target != paper.target:
+        causes.append(f"other class explained: {ours.target} instead of {paper.target}")
     if (ours.class_subset is not None) != (match.data.class_subset == "own"):
         causes.append("other softmax: over other classes")
-    if ours.precision != theirs.precision:
+    if ours.precision != paper.precision:
         causes.append(f"other precision: {ours.precision}")
     return causes
 

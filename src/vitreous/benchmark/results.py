@@ -340,14 +340,14 @@ def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
         "statistics.json": json.dumps([_statistics(result) for result in full], indent=1, allow_nan=False) + "\n",
         "units.csv": comma_separated(_unit_rows(results)),
     }
-    unreadable = [(r.scores.data, name, why) for r in results for name, why in r.scores.unreadable.items()]
-    if unreadable:
-        texts["unreadable.csv"] = comma_separated([("data", "image", "reason"), *dict.fromkeys(unreadable)])
-    uncertain = [
-        (r.scores.data, r.scores.label, name, why) for r in results for name, why in r.scores.uncertain.items()
-    ]
-    if uncertain:
-        texts["uncertain.csv"] = comma_separated([("data", "model", "image", "reason"), *uncertain])
+    for file, kind in (("unreadable.csv", "unreadable"), ("uncertain.csv", "uncertain")):
+        rows = [
+            [result.scores.data, result.scores.label, name, why]
+            for result in results
+            for name, why in getattr(result.scores, kind).items()
+        ]
+        if rows:
+            texts[file] = comma_separated([["data", "model", "image", "reason"], *rows])
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
     parquet = _to_parquet(scores)
     return files if parquet is None else {**files, "scores.parquet": parquet}
@@ -366,8 +366,8 @@ def _unit_rows(results: Sequence[ModelResult]) -> list[list[str]]:
         unit, info = done.unit, done.info
         names = [scores.data, scores.label, unit.id, "scores" if unit.is_scoring else "maps"]
         size = [str(unit.seed), str(len(unit.images)), "; ".join(unit.methods), "; ".join(unit.metrics)]
-        made = [str(done.plan.revision), done.versions, done.device, str(info.get("threads", ""))]
-        rows.append([*names, *size, *made, f"{done.seconds:.3f}", str(len(info.get("retried", ())) + 1)])
+        origin = [str(done.plan.revision), done.versions, done.device, str(info.get("threads", ""))]
+        rows.append([*names, *size, *origin, f"{done.seconds:.3f}", str(len(info.get("retried", ())) + 1)])
     return rows
 
 

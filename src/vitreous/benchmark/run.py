@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -168,14 +168,14 @@ class BenchmarkRun:
         stale = stale_units(own, plans, self.store.finished())
         units: list[Unit] = []
         for number, (config, dataset) in enumerate(configs):
-            seeds, images = dataset.protocol.evaluation.seeds, dataset.images.digests
-            units += missing_units(config, number, seeds, images, plans, stale)
+            units += missing_units(config, number, dataset.seeds, dataset.images.digests, plans, stale)
         messages = change_messages(own, units, plans)
-        if units or stale or any(has_new_rows(config, plans) for config in own):
-            all_names = {digest: name for dataset in self.datasets for digest, name in dataset.names.items()}
-            names = {image: all_names[image] for unit in units for image in unit.images}
-            why = "wanted" if not plans else "extended" if units else "other labels"
-            self.store.add_plan(own, units, "; ".join(messages) or why, names, stale, self._versions)
+        if not (units or stale or has_new_rows(own, plans)):
+            return messages
+        all_names = ChainMap(*(dataset.names for dataset in reversed(self.datasets)))
+        names = {image: all_names[image] for unit in units for image in unit.images}
+        why = "wanted" if not plans else "extended" if units else "other labels"
+        self.store.add_plan(own, units, "; ".join(messages) or why, names, stale, self._versions)
         return messages
 
     @property
@@ -185,8 +185,8 @@ class BenchmarkRun:
     def _warn_damaged(self, damaged: Mapping[str, str]) -> None:
         if damaged:
             unit, why = next(iter(damaged.items()))
-            some = f"{len(damaged)} files such as units/{unit}.npz are"
-            files = f"units/{unit}.npz is" if len(damaged) == 1 else some
+            several = f"{len(damaged)} files such as units/{unit}.npz are"
+            files = f"units/{unit}.npz is" if len(damaged) == 1 else several
             text = f"{self.store.path}: {files} damaged and made again: {why}"
             warnings.warn(text, VitreousWarning, stacklevel=3)
 
@@ -237,11 +237,10 @@ class BenchmarkRun:
         finished = self.store.finished()
         for plan in plans:
             units = [unit for unit in plan.units if plan.config_of(unit).data == dataset.label]
-            planned = {plan.names[image]: image for unit in units for image in unit.images}
-            needed = {plan.names[image] for unit in units if unit.id not in finished for image in unit.images}
-            for name, image in planned.items():
-                is_there = name in dataset.indices
-                if (is_there and image not in dataset.names) or (not is_there and name in needed):
+            needed = {image for unit in units if unit.id not in finished for image in unit.images}
+            for image in {image for unit in units for image in unit.images} - dataset.names.keys():
+                name = plan.names[image]
+                if name in dataset.indices or image in needed:  # it has changed, or is gone and not done
                     raise dataset.changed(name)
 
     # -- running -----------------------------------------------------------------------------------------
@@ -367,19 +366,13 @@ class BenchmarkRun:
             if job.unit.id not in plan_of:
                 return  # another process has seen to it
             plan, finished = plan_of[job.unit.id], self.store.finished()
-            left = [u for u in plan.units if u.config == job.unit.config and u.id in plan_of and u.id not in finished]
-            methods, metrics = ({label for u in left for label in getattr(u, kind)} for kind in ("methods", "metrics"))
-            smaller = smaller.restricted_to(
-                (label for label in smaller.methods if label in methods),
-                (label for label in smaller.metrics if label in metrics),
-            )
+            left = [unit for unit in plan.units if unit.id in plan_of and unit.id not in finished]
+            left = [unit for unit in left if unit.config == job.unit.config]
+            methods, metrics = set().union(*(u.methods for u in left)), set().union(*(u.metrics for u in left))
+            smaller = smaller.restricted_to(methods, metrics)
             units = [Unit.of(smaller, 0, u.seed, u.images, u.methods, u.modes, u.metrics) for u in left]
-            names = {image: plan.names[image] for unit in left for image in unit.images}
-            sizes = ", ".join(
-                f"{name} {job.config.batch_sizes[name]} to {smaller.batch_sizes[name]}"
-                for name in ("attribution_batch", "forward_batch")
-            )
-            why = f"out of memory on {smaller.label}: {sizes}"
+            names = ChainMap(*({image: plan.names[image] for image in unit.images} for unit in left))
+            why = f"out of memory on {smaller.label}: {job.config.difference_in_batches(smaller)}"
             self.store.add_plan([smaller], units, why, names, [unit.id for unit in left], self._versions)
 
     def counts(self) -> tuple[int, int]:

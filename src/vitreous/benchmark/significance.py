@@ -85,7 +85,8 @@ def _random_swaps(units: int, samples: int, seed: int) -> Iterator[Array]:
 class PairedTest:
     """One method against another in one metric: ``one - other`` over the images that both have a score of.
 
-    ``low`` and ``high``: 95 % paired bootstrap interval of this difference alone. ``p``: two-sided randomization test;
+    ``lower`` and ``upper``: 95 % paired bootstrap interval of this difference alone. ``p``: two-sided randomization
+    test;
     ``corrected``: the same after Holm, over the ``family`` tests of this metric. ``error``: the standard error, and
     ``z = difference / error``; ``detectable``: the least true difference that a test at 5 % would find four times out
     of five. ``units``: how many images, or groups of them, stand for themselves. NaN is what is undefined.
@@ -98,8 +99,8 @@ class PairedTest:
     images: int = 0
     units: int = 0
     difference: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
+    lower: float = math.nan
+    upper: float = math.nan
     error: float = math.nan
     z: float = math.nan
     detectable: float = math.nan
@@ -148,19 +149,15 @@ def compare_methods(
     if not tested:
         return [pair.untested for pair in all_pairs]
     # all at once: the same resamples and swaps serve every pair and metric, and making them is most of the work
-    resamples = resampled([cell for pair in tested for cell in pair.cells], table.samples, table.seed, table.groups)
+    gaps = _resampled_gaps(tested, table)
     p = _pair_p_values(tested, table.groups, max(table.samples, _PER_TEST * len(pairs)), table.seed)
     results: dict[_Pair, PairedTest] = {}
     for metric in names:
-        family = [number for number, pair in enumerate(tested) if pair.metric == metric]
+        family = np.flatnonzero([pair.metric == metric for pair in tested])
         for number, corrected in zip(family, holm(p[family]), strict=True):
-            test = replace(tested[number].untested, p=float(p[number]), corrected=float(corrected), family=len(family))
-            results[tested[number]] = test
-    column = 0
-    for pair in tested:
-        gaps = resamples[:, column] if pair.averaged else resamples[:, column] - resamples[:, column + 1]
-        column += len(pair.cells)
-        results[pair] = _measure(pair, results[pair], gaps, table.groups)
+            pair = tested[number]
+            test = replace(pair.untested, p=float(p[number]), corrected=float(corrected), family=len(family))
+            results[pair] = _measure(pair, test, gaps[pair], table.groups)
     return [results.get(pair, pair.untested) for pair in all_pairs]
 
 
@@ -201,6 +198,12 @@ class _Pair:
         return [(self.one, self.aggregate), (self.other, self.aggregate)]
 
 
+def _resampled_gaps(pairs: Sequence[_Pair], table: ScoreTable) -> dict[_Pair, Array]:
+    cells = [cell for pair in pairs for cell in pair.cells]
+    columns = iter(resampled(cells, table.samples, table.seed, table.groups).T)
+    return {pair: next(columns) if pair.averaged else next(columns) - next(columns) for pair in pairs}
+
+
 def _measure(pair: _Pair, test: PairedTest, gaps: Array, groups: Groups) -> PairedTest:
     """Add everything but the p-values; a metric that is no mean has the deviation of its resamples as error."""
     units = len(np.unique(members(len(pair.has_both), groups)[pair.has_both]))
@@ -211,14 +214,14 @@ def _measure(pair: _Pair, test: PairedTest, gaps: Array, groups: Groups) -> Pair
     else:
         error = float(np.nanstd(gaps, ddof=1)) if units > 1 else math.nan
     error = 0.0 if error <= ROUNDING * max(abs(first), abs(second)) else error  # all gaps are the same
-    low, high = interval(gaps) if units > 1 else Interval(math.nan, math.nan)
+    lower, upper = interval(gaps) if units > 1 else Interval(math.nan, math.nan)
     return replace(
         test,
         images=int(pair.has_both.sum()),
         units=units,
         difference=first - second,
-        low=low,
-        high=high,
+        lower=lower,
+        upper=upper,
         error=error,
         z=(first - second) / error if error > 0 else math.nan,
         detectable=minimum_detectable(error),

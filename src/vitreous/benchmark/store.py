@@ -213,7 +213,7 @@ class Store:
         return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
 
     def _read_verified(self) -> dict[str, _Verified]:
-        """Return what is known of unit files that were verified here; nothing where the list cannot be read."""
+        """Return what is paces_of_kind of unit files that were verified here; nothing where the list cannot be read."""
         with suppress(FileNotFoundError, VitreousError):
             check = Checker(_VERIFIED)
             return dict(check.value(read_json(self.path / _VERIFIED), Mapping[str, _Verified], "units"))
@@ -428,8 +428,8 @@ def _time_left(unfinished: list[tuple[str, Unit]], paces: Mapping[tuple[str, boo
     """Return the seconds that are left at the mean pace of an image; ``None`` where some kind has none yet."""
     seconds = 0.0
     for label, unit in unfinished:
-        known = paces.get((label, unit.is_scoring))
-        if not known:
+        paces_of_kind = paces.get((label, unit.is_scoring))
+        if not paces_of_kind:
             return None
-        seconds += sum(known) / len(known) * len(unit.images)
+        seconds += sum(paces_of_kind) / len(paces_of_kind) * len(unit.images)
     return seconds

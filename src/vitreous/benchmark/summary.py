@@ -252,6 +252,19 @@ def _incomplete_seeds(seeds: Mapping[tuple[str, str], Array]) -> list[str]:
     return [f"{lack}, {worst}: these count with the mean over the seeds that are there"]
 
 
+def _weak_metrics(table: ScoreTable, tests: Iterable[PairedTest]) -> dict[tuple[int, int], list[str]]:
+    """Return the metrics of which no test can find anything, by the number of images and of tests.
+
+    The smallest p-value of n images is 2 ** (1 - n).
+    """
+    weak: dict[tuple[int, int], list[str]] = {}
+    for metric in table.metrics:
+        units = {test.units: test.family for test in tests if test.metric == metric and test.family}
+        if units and all(n < _TOO_FEW and family * 2.0 ** (1 - n) >= LEVEL for n, family in units.items()):
+            weak.setdefault((max(units), max(units.values())), []).append(metric)
+    return weak
+
+
 def _test_notes(table: ScoreTable, tests: Iterable[PairedTest], pairs: int, chance: str) -> list[str]:
     """Say which tests there are, and which could not be."""
     notes = []
@@ -259,15 +272,8 @@ def _test_notes(table: ScoreTable, tests: Iterable[PairedTest], pairs: int, chan
         notes.append(f"no method {chance!r} in this table: nothing is tested against it")
     if pairs:
         notes.append(f"p-values are corrected by Holm over the tests of a metric, {pairs} at most")
-    weak: dict[tuple[int, int], list[str]] = {}
-    for metric in table.metrics:
-        tested = [test for test in tests if test.metric == metric and test.family]
-        family = max((test.family for test in tested), default=0)
-        few = [test.units for test in tested if test.units < _TOO_FEW and family * 2.0 ** (1 - test.units) >= LEVEL]
-        if few and len(few) == len(tested):
-            weak.setdefault((max(few), family), []).append(metric)
     noun = "images" if table.groups is None else "groups of images"
-    for (units, family), names in weak.items():
+    for (count, family), names in _weak_metrics(table, tests).items():
         subject = "all metrics" if len(table.metrics) == len(names) > 1 else ", ".join(names)
-        notes.append(f"{subject}: {units} {noun} are too few for {family} tests to tell anything apart at 5 %")
+        notes.append(f"{subject}: {count} {noun} are too few for {family} tests to tell anything apart at 5 %")
     return notes

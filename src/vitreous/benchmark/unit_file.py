@@ -63,14 +63,12 @@ def read_unit(file: BinaryIO, size: int, names: Iterable[str] | None = None) -> 
     An array that a file lacks is a ``KeyError``. Whatever the file itself raises while it is read is a
     ``VitreousError``, and no damage.
     """
-    wanted = None if names is None else tuple(names)
     try:
         with zipfile.ZipFile(_Readable(file)) as archive:
             members = _members(archive, size)
             info = _read_info(members, archive)
-            if wanted is None:
-                wanted = tuple(name for name in members if name != _INFO)
-            arrays = {name: _read_array(archive, members[name]) for name in wanted if name in members}
+            wanted = members.keys() - {_INFO} if names is None else set(names)
+            arrays = {name: _read_array(archive, members[name]) for name in members if name in wanted}
     except (VitreousError, DamagedUnit):
         raise
     except MemoryError:
@@ -169,27 +167,30 @@ def check_unit(result: UnitResult, name: str, planned: Unit | None = None, *, co
     check = Checker(f"unit {name}")
     try:
         unit = Unit.from_json(result.info.get("unit"), check, "unit")
-        known = {f.name: result.info[f.name] for f in fields(_Info) if f.name in result.info}
-        info = check.record(_Info, known)
+        values = {f.name: result.info[f.name] for f in fields(_Info) if f.name in result.info}
+        info = check.record(_Info, values)
     except VitreousError as error:
         raise DamagedUnit(str(error).partition(": ")[2]) from None
     if unit.id != name:
         raise DamagedUnit(f"it holds the unit {unit.id}")
     if planned is not None and unit != replace(planned, config=unit.config):
         raise DamagedUnit("it says that it holds other pictures, methods or metrics than were planned")
-    if any(not {"own", "shared", "maps"} >= cost.keys() for cost in info.costs):
-        raise DamagedUnit("its costs are no seconds of methods")
-    named = {*info.images, *info.unreadable, *info.uncertain}
-    if len(set(info.images)) < len(info.images) or not named <= set(unit.images):
-        raise DamagedUnit("its pictures are not those of the unit")
-    if info.specs and len(info.specs) != len(unit.methods):
-        raise DamagedUnit("it has not one spec for each method")
-    if complete and info.images:
-        missing = next((array for array in _needed_arrays(unit) if array not in result.arrays), None)
-        if missing is not None:
-            raise DamagedUnit(f"it lacks {missing}")
+    _check_info(info, unit)
+    missing = [array for array in _needed_arrays(unit) if array not in result.arrays]
+    if missing and complete and info.images:
+        raise DamagedUnit(f"it lacks {missing[0]}")
     _check_shapes(result.arrays, len(info.images))
     _check_rows_and_curves(result.arrays, complete)
+
+
+def _check_info(info: _Info, unit: Unit) -> None:
+    if not set().union(*info.costs) <= {"own", "shared", "maps"}:
+        raise DamagedUnit("its costs are no seconds of methods")
+    images = {*info.images, *info.unreadable, *info.uncertain}
+    if len(set(info.images)) < len(info.images) or not images <= set(unit.images):
+        raise DamagedUnit("its pictures are not those of the unit")
+    if len(info.specs) not in (0, len(unit.methods)):
+        raise DamagedUnit("it has not one spec for each method")
 
 
 def _needed_arrays(unit: Unit) -> list[str]:
@@ -202,12 +203,12 @@ def _needed_arrays(unit: Unit) -> list[str]:
 def _check_shapes(arrays: Arrays, count: int) -> None:
     """Refuse arrays that are not one row for each of ``count`` images."""
     for name, values in arrays.items():
-        kind, _, rest = name.partition("/")
+        kind, _, numbers = name.partition("/")
         if kind not in _LAYOUT:
             continue
         pattern, dimensions, dtypes = _LAYOUT[kind]
         is_axis = name.endswith("/x")
-        fits = pattern.fullmatch(rest) and values.ndim == dimensions - is_axis
+        fits = pattern.fullmatch(numbers) and values.ndim == dimensions - is_axis
         fits = fits and (not values.size or values.dtype.kind in dtypes)
         if not fits or (kind != "maps" and not is_axis and len(values) != count):
             raise DamagedUnit(f"{one_line(name[:100])} does not fit its {count} pictures")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -90,9 +90,9 @@ class RunConfig:
         """Return what a method is, whatever it is called: its spec and digest."""
         return self.methods[label], self.method_digests[label]
 
-    def restricted_to(self, methods: Iterable[str], metrics: Iterable[str]) -> RunConfig:
-        """Return the configuration with these methods and metrics alone, by label and in this order."""
-        rows, columns = list(methods), list(metrics)
+    def restricted_to(self, methods: Collection[str], metrics: Collection[str]) -> RunConfig:
+        """Return the configuration with these methods and metrics alone, of those it has; lists give an order."""
+        rows, columns = _in_order_of(methods, self.methods), _in_order_of(metrics, self.metrics)
         return replace(
             self,
             methods={label: self.methods[label] for label in rows},
@@ -104,6 +104,10 @@ class RunConfig:
     @property
     def batch_sizes(self) -> dict[str, Any]:
         return {name: getattr(self.evaluation, name) for name in _BATCH_SIZES}
+
+    def difference_in_batches(self, other: RunConfig) -> str:
+        names = ("attribution_batch", "forward_batch")
+        return ", ".join(f"{name} {self.batch_sizes[name]} to {other.batch_sizes[name]}" for name in names)
 
     def with_batch_sizes(self, **sizes: Any) -> RunConfig:
         return replace(self, evaluation=replace(self.evaluation, **sizes))
@@ -138,6 +142,12 @@ class RunConfig:
             digests = sorted(config.method_digests)
             raise check.wrong(f"{key}.method_digests", digests, "must be there for each of the methods and no other")
         return replace(config, evaluation=check.record(EvaluationConfig, evaluation, key))
+
+
+def _in_order_of(labels: Collection[str], table: Mapping[str, str]) -> list[str]:
+    if isinstance(labels, set):
+        return [label for label in table if label in labels]
+    return [label for label in labels if label in table]
 
 
 @dataclass(frozen=True)
@@ -264,8 +274,8 @@ class RecordedPlan:
             "configs": [config.to_json() for config in self.configs],
             "units": [unit.to_json() for unit in self.units],
         }
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"schema": _PLAN_SCHEMA, **plain, **records}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"schema": _PLAN_SCHEMA, **values, **records}
 
     @classmethod
     def from_json(cls, data: Any, file: str | Path) -> RecordedPlan:

@@ -53,13 +53,13 @@ Read = Callable[[str], "UnitResult | None"]
 
 def versions(explainers: Mapping[str, Explainer] | None = None) -> dict[str, str]:
     """Return the version of Vitreous, of torch, and of the packages that external methods come from."""
-    found = {"vitreous": _own_version(), "torch": str(torch.__version__)}
+    by_package = {"vitreous": _own_version(), "torch": str(torch.__version__)}
     for text, explainer in (explainers or {}).items():
         for package in _packages(text, explainer):
             version = _version_of(package)
             if version is not None:
-                found[package] = version
-    return found
+                by_package[package] = version
+    return by_package
 
 
 @cache

@@ -317,8 +317,9 @@ class RunPart:
         if cell is None:
             return None
         facts = {key: plain(value) for key, value in dataclasses.asdict(cell).items()}
-        best, shared = facts.pop("is_best"), facts.pop("shared")
-        return {**facts, "best": best, "word": cell.word or None, "mark": shared or None}
+        renamed = {new: facts.pop(old) for new, old in (("low", "lower"), ("high", "upper"), ("best", "is_best"))}
+        shared = facts.pop("shared") or None
+        return {**facts, **renamed, "word": cell.word or None, "mark": shared}
 
 
 @dataclass(frozen=True, eq=False)
