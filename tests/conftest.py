@@ -54,17 +54,10 @@ def root() -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real browser; a test that asks for it is skipped where there is none."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    there = next((found for name in names if (found := shutil.which(name))), None)
-    if there is None:
-        pytest.skip("no browser was found")
-    playwright = pytest.importorskip("playwright.sync_api")
-    playwright.expect.set_options(timeout=120_000)  # milliseconds: other tests may have the processors
-    with playwright.sync_playwright() as browsers:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        opened = browsers.chromium.launch(executable_path=there, args=flags)
+    from browser import launch
+
+    with launch() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="session")

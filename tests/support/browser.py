@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import vitreous as vt
 from web_server import Client, chances, opened, world
 
-__all__ = ["PICTURE", "Visit", "percent", "scene", "visit"]
+__all__ = ["PICTURE", "Visit", "launch", "percent", "scene", "visit"]
 
 PICTURE = "scene-pairs-5"
 PATIENCE = 120_000  # milliseconds
@@ -73,6 +75,22 @@ class Visit:
     def said(self, selector: str, index: int) -> str:
         """What the model itself says about a picture that is shown, as the page writes it."""
         return percent(float(chances(world(), self.shown(selector))[index]))
+
+
+@contextmanager
+def launch() -> Iterator[Any]:
+    """Start a browser, or skip where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next((path for name in names if (path := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("no browser was found")
+    playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=120_000)  # milliseconds: other tests may have the processors
+    with playwright.sync_playwright() as browsers:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        opened = browsers.chromium.launch(executable_path=program, args=flags)
+        yield opened
+        opened.close()
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from web_server import PAIR, SCENE, Answer, Client, decoded, refused, served, wo
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served("world", "world-shortcut") as found:
-        yield found
 
 
 def saved(client: Client, form: str, *methods: str, **look: Any) -> Answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,10 @@ from PIL import Image
 
 from browser import PICTURE, drawn, explained, percent, scene, visit
 from vitreous import viz as show
-from web_server import Client, chances, served, world
+from web_server import Client, chances, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served("world") as found:
-        yield found
 
 
 def ranked(client: Client) -> list[tuple[int, str, float]]:

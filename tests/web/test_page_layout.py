@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from browser import PICTURE, visit
-from web_server import Client, served
+from web_server import Client
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -54,12 +53,6 @@ NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, [ro
     .filter((each) => each.checkVisibility() && !(each.textContent.trim() || each.getAttribute("aria-label")
         || each.getAttribute("aria-labelledby") || each.labels?.length || each.querySelector("img[alt]:not([alt=''])")))
     .map((each) => each.outerHTML.slice(0, 120))"""
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served("world", "world-shortcut", "world-cnn") as found:
-        yield found
 
 
 @pytest.mark.parametrize(

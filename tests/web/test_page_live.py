@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as Tree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,12 @@ import pytest
 from PIL import Image
 
 from browser import PICTURE, explained, percent, scene, visit
-from web_server import Client, chances, served, until, world
+from web_server import Client, chances, until, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 LONG = "rise(masks=8000)"
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served("world") as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

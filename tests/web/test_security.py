@@ -20,13 +20,6 @@ pytest.importorskip("uvicorn")
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
-        assert found.get("/api/start").status == 200, "it is not up any more"
-
-
-@pytest.fixture(scope="module")
 def guarded() -> Iterator[Client]:
     with served(host="0.0.0.0") as found:
         yield found

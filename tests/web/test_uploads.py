@@ -17,17 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from web_server import SCENE, Client, gone, refused, served
+from web_server import SCENE, Client, gone, refused
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
-        assert found.get("/api/start").status == 200, "it is not up any more"
 
 
 def test_an_upload_that_is_too_large_is_refused_before_it_is_read(client: Client) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,16 +13,10 @@ from PIL import Image
 import vitreous as vt
 from vitreous.web.schemas import encode_array
 from vitreous.world import World, pair, render
-from web_server import PAIR, SCENE, Client, chances, decoded, opened, served, world
+from web_server import PAIR, SCENE, Client, chances, decoded, opened, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def found(client: Client) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(picture: Image.Image) -> vt.because.Why:
+def expected(picture: Image.Image) -> vt.Why:
     return vt.why(world(), picture)
 
 

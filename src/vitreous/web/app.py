@@ -19,7 +19,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.viz.canvas import png_bytes
 from vitreous.web import completion, export, handlers
 from vitreous.web.decoder import MOST_BYTES, MOST_PIXELS, Decoder
-from vitreous.web.jobs import MOST_QUEUED, Job, Worker, run_soon, stream_events
+from vitreous.web.jobs import MOST_QUEUED, QueuedWork, WorkQueue, run_soon, stream_events
 from vitreous.web.runs import titles
 from vitreous.web.schemas import (
     MOST_TASKS,
@@ -135,9 +135,9 @@ class Explorer:
             },
         }
         self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
-        self.long = Worker("vitreous jobs", MOST_QUEUED, low_priority=True)
-        self.short = Worker("vitreous questions", _MOST_SHORT)
-        self.decoders = [(Worker("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_NUM_DECODERS)]
+        self.long = WorkQueue("vitreous jobs", MOST_QUEUED, low_priority=True)
+        self.short = WorkQueue("vitreous questions", _MOST_SHORT)
+        self.decoders = [(WorkQueue("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_NUM_DECODERS)]
 
     def drop(self) -> None:
         """Take no more work, and let all there is end at its next report of progress."""
@@ -152,7 +152,7 @@ class Explorer:
         ended = [worker.join(seconds) for worker in self._workers()]
         return all(ended)
 
-    def _workers(self) -> list[Worker]:
+    def _workers(self) -> list[WorkQueue]:
         return [self.long, self.short, *(worker for worker, _ in self.decoders)]
 
     # -- the page --------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class Explorer:
         wanted = parse(Download.model_validate, await read_json(request))
         count = len(wanted.questions)
 
-        def write(job: Job) -> tuple[bytes, str, str]:
+        def write(job: QueuedWork) -> tuple[bytes, str, str]:
             maps = [
                 self.session.explain(question, job.part(index / count, (index + 1) / count)).explanation
                 for index, question in enumerate(wanted.questions)

@@ -28,7 +28,7 @@ from vitreous.viz.canvas import png_data_uri
 from vitreous.viz.panels import strength
 from vitreous.web import export
 from vitreous.web.completion import parse_method
-from vitreous.web.jobs import Job, Work
+from vitreous.web.jobs import QueuedWork, Work
 from vitreous.web.schemas import (
     MOST_COMPARED,
     TASK,
@@ -161,14 +161,14 @@ def _work(session: Session, task: Task | VitreousError, maps: Sequence[Question]
     return Work(lambda job: answer(session, asked, job))
 
 
-def _refuse(error: VitreousError) -> Callable[[Job], Any]:
-    def run(job: Job) -> Any:
+def _refuse(error: VitreousError) -> Callable[[QueuedWork], Any]:
+    def run(job: QueuedWork) -> Any:
         raise error
 
     return run
 
 
-def explain(session: Session, question: Question, job: Job, together: Sequence[Question] = ()) -> dict[str, Any]:
+def explain(session: Session, question: Question, job: QueuedWork, together: Sequence[Question] = ()) -> dict[str, Any]:
     """Return a map; cheap maps that were asked for together share their passes."""
     session.prepare(together, job.on_progress)
     result = session.explain(question, job.on_progress)
@@ -193,14 +193,14 @@ def encode_map(e: vt.Explanation) -> dict[str, Any]:
     }
 
 
-def check(session: Session, question: Question, job: Job) -> dict[str, Any]:
+def check(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
     """Return what cheap tests say about a map."""
     result = session.check(question, job.part)
     tests = [{"name": test.name, **dataclasses.asdict(trust(test))} for test in result.tests]
     return {"verdict": result.verdict, "sentence": result.sentence, "tests": tests}
 
 
-def layers(session: Session, question: Question, job: Job) -> dict[str, Any]:
+def layers(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
     """Return the map of a method from every start layer: what ``plus`` sums."""
     model = session.model(question.model)
     method = parse_method(question.method, model)
@@ -221,7 +221,7 @@ def head_rows(a: Activation) -> Tensor:
     return torch.stack([a.value[:, :, rows].mean(dim=2) for rows in read_rows(a.model, a.value)]).sum(dim=0)
 
 
-def heads(session: Session, task: HeadsTask, job: Job) -> dict[str, Any]:
+def heads(session: Session, task: HeadsTask, job: QueuedWork) -> dict[str, Any]:
     """Return where each head of a layer attends."""
     model, layer = session.model(task.model), task.layer
     if not layer < model.depth:
@@ -243,7 +243,7 @@ def heads(session: Session, task: HeadsTask, job: Job) -> dict[str, Any]:
     return {"layer": layer, "heads": entries, "rows": _HEAD_ROWS[model.pooling.kind]}
 
 
-def curve(session: Session, task: CurveTask, job: Job) -> dict[str, Any]:
+def curve(session: Session, task: CurveTask, job: QueuedWork) -> dict[str, Any]:
     """Return what the model says as patches go or come, strongest first, beside random orders.
 
     Each state is the image that ``remove`` would show, asked about as it is. A random order read backwards swaps the
@@ -298,7 +298,7 @@ def _mask(order: Array, count: int, invert: bool, grid: tuple[int, int]) -> Arra
 
 
 def _along(
-    model: vt.VisionModel, image: Image.Image, masks: Sequence[Array], fill: str, target: int, job: Job
+    model: vt.VisionModel, image: Image.Image, masks: Sequence[Array], fill: str, target: int, job: QueuedWork
 ) -> Array:
     """Return the probability of a class for each mask; equal ones are asked about once."""
     keys = [mask.tobytes() for mask in masks]
@@ -312,7 +312,7 @@ def _along(
     return np.array([result[key] for key in keys])
 
 
-def owners(session: Session, task: OwnersTask, job: Job) -> dict[str, Any]:
+def owners(session: Session, task: OwnersTask, job: QueuedWork) -> dict[str, Any]:
     """Return which of some classes owns which patch, by VAR."""
     model = session.model(task.model)
     classes = list(dict.fromkeys(model.class_index(index) for index in task.compare_classes))
@@ -351,7 +351,7 @@ def _encode_owners(e: vt.Explanation) -> dict[str, Any]:
     }
 
 
-def why(session: Session, question: Question, job: Job) -> dict[str, Any]:
+def why(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
     """Return all that stands on the page of ``vitreous why``, as data."""
     question = question.model_copy(update={"contrast": None})  # the contrast is a part of the answer
     model = session.model(question.model)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from vitreous.errors import VitreousError, one_line
 from vitreous.web.security import Refused
 
-__all__ = ["MOST_QUEUED", "Job", "Stopped", "Work", "Worker", "run_soon", "stream_events"]
+__all__ = ["MOST_QUEUED", "QueuedWork", "Stopped", "Work", "WorkQueue", "run_soon", "stream_events"]
 
 MOST_QUEUED = 96
 """Tasks of everyone that may wait."""
@@ -41,11 +41,11 @@ class Work(NamedTuple):
     ``is_ready`` says whether the answer is there already, so that it need not wait for its turn.
     """
 
-    run: Callable[[Job], Any]
+    run: Callable[[QueuedWork], Any]
     is_ready: Callable[[], bool] = lambda: False
 
 
-class Job:
+class QueuedWork:
     """Some work, and where to send what happens to it. Jobs of one ``request`` were asked for together."""
 
     def __init__(self, work: Work, send: Callable[[Event], None], request: object = None) -> None:
@@ -94,7 +94,7 @@ class Job:
             self.send({"event": "error", "message": message, "status": 500})
 
 
-class Worker:
+class WorkQueue:
     """One thread that does one job after the other; at most ``most`` may wait.
 
     Requests take turns, so that whoever asks for much does not keep the others waiting. ``low_priority``: other threads
@@ -103,15 +103,15 @@ class Worker:
 
     def __init__(self, name: str, most: int, low_priority: bool = False) -> None:
         self._most, self._low_priority = most, low_priority
-        self._waiting: deque[Job] = deque()
-        self._running: Job | None = None
+        self._waiting: deque[QueuedWork] = deque()
+        self._running: QueuedWork | None = None
         self._changed = threading.Condition()
         self._closed = False
         # a daemon: a pass that takes minutes must not keep a process that was told to end
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, jobs: Sequence[Job]) -> None:
+    def put(self, jobs: Sequence[QueuedWork]) -> None:
         """Queue all of these jobs, or none of them."""
         with self._changed:
             self.check_room(len(jobs))
@@ -126,7 +126,7 @@ class Worker:
         if len(self._waiting) + jobs > self._most:
             raise Refused(503, f"{len(self._waiting)} tasks are waiting already, at most {self._most}; try again later")
 
-    def drop(self, jobs: Sequence[Job]) -> None:
+    def drop(self, jobs: Sequence[QueuedWork]) -> None:
         """Forget those that wait, and stop the one that runs."""
         with self._changed:
             self._waiting = deque(job for job in self._waiting if job not in jobs)
@@ -159,7 +159,7 @@ class Worker:
         for position, job in enumerate(self._waiting, int(self._running is not None)):
             job.send({"event": "queued", "before": position})
 
-    def _next(self) -> Job:
+    def _next(self) -> QueuedWork:
         """Take a job whose answer is there, or else the first; others of the same request go to the end."""
         job = next((job for job in self._waiting if job.work.is_ready()), self._waiting[0])
         others = [other for other in self._waiting if other is not job]
@@ -183,7 +183,7 @@ class Worker:
             del job  # what it holds must not wait for the next one
 
 
-async def run_soon(worker: Worker, run: Callable[[Job], Any], is_gone: IsGone) -> Any:
+async def run_soon(worker: WorkQueue, run: Callable[[QueuedWork], Any], is_gone: IsGone) -> Any:
     """Do a piece of work in a worker's thread and return its result; it is dropped if the client leaves."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Event] = loop.create_future()
@@ -196,7 +196,7 @@ async def run_soon(worker: Worker, run: Callable[[Job], Any], is_gone: IsGone) -
         if event["event"] in ("result", "error"):
             _call(loop, end, event)
 
-    job = Job(Work(lambda job: {"content": run(job)}), send, object())
+    job = QueuedWork(Work(lambda job: {"content": run(job)}), send, object())
     worker.put([job])
     try:
         while not (await asyncio.wait([future], timeout=_BEAT))[0]:
@@ -210,7 +210,7 @@ async def run_soon(worker: Worker, run: Callable[[Job], Any], is_gone: IsGone) -
     return event["content"]
 
 
-async def stream_events(worker: Worker, works: Sequence[Work], is_gone: IsGone) -> AsyncIterator[bytes]:
+async def stream_events(worker: WorkQueue, works: Sequence[Work], is_gone: IsGone) -> AsyncIterator[bytes]:
     """Yield what happens to these tasks, one JSON a line. However this ends, no task is left behind."""
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[Event] = asyncio.Queue()
@@ -218,7 +218,7 @@ async def stream_events(worker: Worker, works: Sequence[Work], is_gone: IsGone) 
     def sender(task: int) -> Callable[[Event], None]:
         return lambda event: _call(loop, events.put_nowait, {"task": task, **event})
 
-    jobs = [Job(work, sender(task), events) for task, work in enumerate(works)]
+    jobs = [QueuedWork(work, sender(task), events) for task, work in enumerate(works)]
     left = set(range(len(jobs)))
     try:
         worker.put(jobs)
