@@ -147,7 +147,7 @@ def test_percent(chance: float, words: str) -> None:
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.cli.main import app
+    from vitreous.cli import app
 
     monkeypatch.chdir(tmp_path)
     scene().save("horn.png")
@@ -184,7 +184,7 @@ def test_in_a_browser(found: Any, tmp_path: Path, browser: Any, width: int) -> N
 
 
 def test_pages_of_explain_and_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitreous.cli.main import app
+    from vitreous.cli import app
 
     monkeypatch.chdir(tmp_path)
     scene().save("horn.png"), scene(36).save("tail.png")

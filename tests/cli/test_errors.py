@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "device": (("--device", "banana"), r"'banana'"),
     "absent device": (("--device", "xpu:7"), r"'xpu:7'"),
     "device without memory": (("--device", "meta"), r"no weights yet: it is on the meta device"),
-    "memory": (("--memory-gb", "inf"), r"--memory-gb inf is not a number of GiB"),
+    "memory": (("--memory-gb", "inf"), r"memory_gb=inf is not a number of GiB"),
     "dtype": (("--dtype", "float33"), r"'float33' is not one of float64, float32, bfloat16, float16"),
     "unusable dtype": (("--dtype", "float8_e4m3fn"), r"'float8_e4m3fn' is not one of"),
     "model": (("--model", "timm/test_vitt"), r"'timm/test_vitt'; did you mean timm/test_vit"),
@@ -171,7 +171,7 @@ def test_nothing_but_bad_pictures(here: Path) -> None:
     assert done.err.splitlines() == [
         "vitreous: warning: skipped text.png: is not an image that can be read",
         "vitreous: warning: skipped zero.png: is empty (0 bytes)",
-        "vitreous: error: none of the 2 pictures can be read",
+        "vitreous: error: none of the 2 images can be read",
     ]
     assert tree(here) == before
 
@@ -247,6 +247,6 @@ def test_programming_errors_are_not_hidden(here: Path, monkeypatch: pytest.Monke
     def broken(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("vitreous.api.explain_each", broken)
+    monkeypatch.setattr("vitreous.api.iter_explanations", broken)
     with pytest.raises(ZeroDivisionError):
         run("explain", "a.png", *MODEL)

@@ -36,7 +36,7 @@ def test_table_on_standard_output(here: Path) -> None:
     assert lines[0].split()[:1] == ["method"]
     assert "deletion(steps=4) ↓" in lines[0]
     assert [line.split()[0] for line in lines[1:6]] == ["ixg", "rollout", "random", "constant", "centre"]
-    assert "3 pictures" in lines[-1]
+    assert "3 images" in lines[-1]
 
 
 def test_the_numbers_are_the_librarys(here: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_numbers_are_the_librarys(here: Path) -> None:
     assert (done.code, done.out, done.err) == (0, "", "")
     found = json.loads((here / "t.json").read_text())
     assert found["images"] == ["b.png", "c.png"]
-    assert found["plan"]["batch"] == 9
+    assert found["plan"]["forward_batch"] == 9
     assert [each["name"] for each in found["methods"]] == ["ixg"]
     import torch
 
@@ -96,8 +96,8 @@ def test_folder_of_maps(here: Path) -> None:
         (("nowhere.png",), "no such file: nowhere.png"),
         (("a.png", "--metric", "positive_perturbation"), "positive_perturbation needs the true classes: give --labels"),
         (("a.png", "--target", "label"), "needs the true classes: give --labels"),
-        (("a.png", "--labels", "nowhere.json"), "truth nowhere.json cannot be read"),
-        (("a.png", "--labels", "bad.json"), "truth bad.json must hold one class for each picture"),
+        (("a.png", "--labels", "nowhere.json"), "labels nowhere.json cannot be read"),
+        (("a.png", "--labels", "bad.json"), "labels bad.json must hold one class for each image"),
         (("a.png", "--labels", "other.json", *FAST), "there is no label for a.png"),
         (("a.png", "--out", "table.txt"), "must end in .json or .csv"),
         (("a.png", "--out", "there.json"), "there.json is there already"),

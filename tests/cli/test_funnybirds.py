@@ -50,7 +50,7 @@ def test_steps_and_shortcut() -> None:
         (["--folder", "nowhere"], "no such folder of birds: nowhere"),
         (["--folder", ".", "--shortcut"], "give --folder or --shortcut, not both"),
         (["--method", "nobody"], "unknown method 'nobody'"),
-        (["--out", "birds.txt"], "--out birds.txt must end in .json or .csv"),
+        (["--out", "birds.txt"], "birds.txt must end in .json or .csv"),
         (["world", "--model", "world"], "the model is named twice"),
         (["--fixed", "2", "--scenes", "1"], "thresholds and fixed are shares of a map's total"),
         (["--dilation", "4", "--scenes", "1"], "dilation=4 is not an odd number of pixels"),

@@ -118,9 +118,9 @@ def test_an_empty_path_is_not_the_current_folder(model: Any, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (40, 40)).save("a.png")
     for source in ("", [""]):
-        with pytest.raises(ImageError, match="the path of a picture is empty"):
+        with pytest.raises(ImageError, match="the path of an image is empty"):
             vt.explain(model, source, "random")
-    with pytest.raises(ImageError, match="the path of a picture is empty"):
+    with pytest.raises(ImageError, match="the path of an image is empty"):
         vt.image_files("")
     assert len(vt.explain(model, ".", "random")) == 1
 

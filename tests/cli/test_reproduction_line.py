@@ -60,7 +60,7 @@ def test_labels_and_preprocess_are_loaded_again(checkpoint: Path, here: Path) ->
     assert rerun(first.command) == first.html()
     names = [f"sort {index}" for index in range(1000)]
     named = vt.why(vt.load(NAME, checkpoint=checkpoint, class_names=names, **OPTIONS), "a photo.png", method="ixg")
-    assert "# labels: your own list of 1000" in named.command
+    assert "# class_names: your own list of 1000" in named.command
     assert rerun(named.command, labels=names) == named.html()
 
 

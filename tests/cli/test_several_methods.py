@@ -113,7 +113,7 @@ def test_a_model_stands_first_or_is_an_option(here: Path) -> None:
     assert json.loads(examined.out)["model"] == NAME
     assert run("stats", "more", *MODEL, "-q").code == 0
     for arguments, said in (
-        (("evaluate", "a.png"), "there are no pictures to judge with, only the model a.png"),
+        (("evaluate", "a.png"), "there are no images to evaluate with, only the model a.png"),
         (("diagnose",), "there is no model: give --model NAME"),
         (("diagnose", NAME, "--model", NAME), "there are two models"),
         (("stats", "--noise", 4), "there is no model"),

@@ -25,7 +25,7 @@ from funnybirds_folder import write_folder
 from imagenet_files import VAL, imagenet_s, segments, write_segments
 from tiny_benchmark import bench, ran, tiny
 from vitreous.benchmark.collect import collect
-from vitreous.benchmark.data import Options, Part, digest_of_entry
+from vitreous.benchmark.data import DatasetRun, Options, digest_of_entry
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.report import report
 from vitreous.benchmark.store import status
@@ -171,16 +171,16 @@ def test_planned_entries_are_those_that_are_iterated(word: str, tmp_path: Path) 
     where = KINDS[word](tmp_path)
     path = None if where is None else str(where)
     count = {"world": 3}.get(word, 0)
-    part = Part(tiny(data=DataSpec(word, path=path, images=count)), Options(device="cpu"))
+    part = DatasetRun(tiny(data=DataSpec(word, path=path, images=count)), Options(device="cpu"))
     classes = {"mura": 2, "cifar10": 10, "cifar100": 100}.get(word, 1000)
     model = vt.load("world") if word == "world" else vt.wrap(FAMILIES["vit"](num_classes=classes))
-    source = part.pictures.source
+    source = part.images.source
     samples = list(source.samples(model, lambda name, why: pytest.fail(f"{name}: {why}")))
     planned, groups = part.listed
     assert len(planned) == len(set(planned)) == len(samples) == len(source) == len(source.entries) > 0
     assert [part.names[digest] for digest in planned] == [sample.image.name for sample in samples]
-    assert [part.numbers[sample.image.name] for sample in samples] == [sample.index for sample in samples]
-    assert [part.pictures.entry(digest).group for digest in planned] == (groups or [None] * len(planned))
+    assert [part.indices[sample.image.name] for sample in samples] == [sample.index for sample in samples]
+    assert [part.images.entry(digest).group for digest in planned] == (groups or [None] * len(planned))
     assert list(source.groups or ()) == groups == list(source.evaluate_options(model).get("groups", ()))
     assert source.has_labels == (samples[0].label is not None)
     assert source.to_json()["entries"] == len(planned)

@@ -140,7 +140,7 @@ def test_half_precision_is_spelled_out() -> None:
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
-    from vitreous.cli.main import app
+    from vitreous.cli import app
 
     monkeypatch.chdir(tmp_path)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save("cat.png")
@@ -157,7 +157,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
-    from vitreous.cli.main import app
+    from vitreous.cli import app
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.registry import defaults
 

@@ -42,7 +42,7 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with mock.patch("vitreous.cli.options.load", side_effect=AssertionError):
+        with mock.patch("vitreous.cli.options.ModelOptions.load", side_effect=AssertionError):
             found = run("explore", "--port", port, "--no-browser")
     assert found.code == 2
     assert found.err == (f"vitreous: error: --port {port} of 127.0.0.1 is in use; take another, or --port 0 for any\n")

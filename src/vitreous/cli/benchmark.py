@@ -1,16 +1,13 @@
-"""``vitreous bench``: run a protocol, see how far it is, list those that come along.
-
-``vitreous bench report`` and ``vitreous reproduce``.
-"""
+"""``vitreous bench``: run a protocol, see how far it is, pack and report it; and ``vitreous reproduce``."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,21 +20,28 @@ if TYPE_CHECKING:
     from vitreous.benchmark.report import Report
     from vitreous.benchmark.store import Status
 
-__all__ = [
-    "app",
-    "report",
-    "reproduce",
-]
-
 app = typer.Typer(
-    help="Many images, methods and metrics by one small file: run, resume, extend, report.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Many images, methods and metrics by one small file: run, resume, extend, report.", **options.TYPER
 )
-_EVERY = 15.0  # seconds between two lines where there is no terminal for a bar
-_SHOWN = 20  # names of pictures and units that status lists
-_Several = Optional[list[str]]  # noqa: UP045
+_INTERVAL = 15.0  # seconds between two lines where there is no terminal for a bar
+_MAX_LISTED = 20  # names of images and units that status lists
+_ProtocolName = Annotated[str, typer.Argument(help="A name of `vitreous bench list`, or a TOML file.")]
 _Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
+_Data = Annotated[
+    list[str] | None,
+    typer.Option(help="Where the images are; LABEL=PATH, repeated, if there are several data sets."),
+]
+_Images = Annotated[int | None, typer.Option(min=1, help="How many images.")]
+_Checkpoint = Annotated[list[str] | None, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")]
+_Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")]
+_Precision = Annotated[
+    str | None,
+    typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
+]
+_Reference = Annotated[
+    str | None, typer.Option(help="The row that others are tested against.", show_default="the protocol's")
+]
+_Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -51,24 +55,21 @@ def list_() -> None:
     """List the protocols that come along, and what each needs."""
     from vitreous.benchmark.protocol import read, shipped
 
-    table = options.table("protocol", "pictures", "needs", "title")
-    for name in shipped():
-        known = read(name)
-        data = known.data
-        many = f"{data.source}{f' ({data.images})' if data.images else ''}"
-        table.add_row(name, many, ", ".join(known.missing), known.title)
+    table = options.table("protocol", "images", "needs", "title")
+    for protocol in map(read, shipped()):
+        data = protocol.data
+        source = f"{data.source} ({data.images})" if data.images else data.source
+        table.add_row(protocol.name, source, ", ".join(protocol.missing), protocol.title)
     options.say(table)
 
 
 @app.command()
 def run(
-    protocol: Annotated[str, typer.Argument(help="A name of `vitreous bench list`, or a TOML file.")],
+    protocol: _ProtocolName,
     out: Annotated[Path, typer.Option(help="The folder of the run; one that is there is resumed or extended.")],
-    data: Annotated[
-        _Several, typer.Option(help="Where the pictures are; LABEL=PATH, repeated, if there are several data sets.")
-    ] = None,
+    data: _Data = None,
     model: Annotated[
-        _Several,
+        list[str] | None,
         typer.Option(
             "--model",
             "-m",
@@ -77,46 +78,41 @@ def run(
     ] = None,
     img_size: options.ImgSize = None,
     method: Annotated[
-        _Several,
+        list[str] | None,
         typer.Option(
-            help="Only these rows: a label of the protocol, a spelling, a folder of maps or package.module:callable. "
+            help="Only these rows: a label of the protocol, a spec, a folder of maps or package.module:callable. "
             "+NAME adds a row to those that the run has, --method=-NAME removes one. May be repeated."
         ),
     ] = None,
     metric: Annotated[
-        _Several,
+        list[str] | None,
         typer.Option(
             help="Only these metrics; +NAME adds one to those of the run, -NAME removes one. May be repeated."
         ),
     ] = None,
-    images: Annotated[Optional[int], typer.Option(min=1, help="How many pictures.")] = None,  # noqa: UP045
+    images: _Images = None,
     seed: Annotated[
-        _Several,
+        list[str] | None,
         typer.Option(help="Only these seeds; +N adds one to those of the run, -N removes one. May be repeated."),
     ] = None,
-    checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
+    checkpoint: _Checkpoint = None,
     device: options.Device = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
-    precision: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
-    ] = None,
+    threads: _Threads = 1,
+    precision: _Precision = None,
     memory_gb: options.MemoryGb = None,
     workers: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8"),
+        int | None, typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8")
     ] = None,
     shard: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster."),
+        str | None, typer.Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster.")
     ] = None,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     address: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="The Ray cluster to use, with --engine ray.", show_default="one of this machine"),
     ] = None,
     wait: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             min=0,
             metavar="SECONDS",
@@ -129,46 +125,100 @@ def run(
     """Run a protocol, go on where it stopped, or add what is new in it.
 
     Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder. A run
-    keeps what it has: methods, metrics, seeds, models, pictures. A plain list replaces what was there.
+    keeps what it has: methods, metrics, seeds, models, images. A plain list replaces what was there.
     """
-    part = _shard(shard)
-    places = options.places(data)
+    part = _read_shard(shard)
+    paths = options.read_data_paths(data)
     from vitreous.benchmark.changes import Changes, apply_changes, refuse_unnamed_code, resume_protocol
     from vitreous.benchmark.data import Options, check_labels
     from vitreous.benchmark.executors import EXECUTORS
-    from vitreous.benchmark.executors import run as work
+    from vitreous.benchmark.executors import run as execute
     from vitreous.benchmark.run import BenchmarkRun
     from vitreous.benchmark.store import Store
     from vitreous.registry import check_choice
 
     check_choice("engine", engine, EXECUTORS)
-    how = Options(
-        data=places,
-        device=device,
-        threads=threads,
-        memory_gb=memory_gb,
-        images=images,
-        checkpoint=options.pairs(checkpoint, "checkpoint"),
-    )
-    named, manifest = _read(protocol), Store(out).manifest()
-    seen: Mapping[str, Any] = {} if manifest is None else manifest["wanted"]
-    start, told = resume_protocol(named, seen or None)
+    weights = options.read_pairs(checkpoint, "checkpoint")
+    settings = Options(paths, device, threads, memory_gb, images, weights)
+    named, manifest = _read_protocol(protocol), Store(out).manifest()
+    previous: Mapping[str, Any] = {} if manifest is None else manifest["wanted"]
+    start, notes = resume_protocol(named, previous or None)
     changes = Changes(method or (), metric or (), seed or (), model or (), img_size, precision)
     changed, dropped = apply_changes(start, changes, named, Store(out).plans())
     refuse_unnamed_code(changed, named, changes)
-    check_labels(how, [changed, named])
-    if seen:
-        how, fewer = _resumed(how, seen)
-        told += [*dropped, *fewer]
-    bench = BenchmarkRun(changed, out, how, named=named, previous=seen)
-    for line in () if quiet else told:
-        options.say(line)
-    with options.telling(quiet):
-        bench.prepare()
+    check_labels(settings, [changed, named])
+    if previous:
+        settings, fewer = _resume_options(settings, previous)
+        notes += [*dropped, *fewer]
+    benchmark = BenchmarkRun(changed, out, settings, named=named, previous=previous)
+    for note in () if quiet else notes:
+        options.say(note)
+    with options.log_messages(quiet):
+        benchmark.prepare()
         with _progress(quiet) as progress:
-            work(bench, engine, workers=workers, shard=part, address=address, progress=progress, wait=wait)
+            execute(benchmark, engine, workers=workers, shard=part, address=address, progress=progress, wait=wait)
     if not quiet:
-        _end(bench.store, out)
+        _print_end(benchmark.store, out)
+
+
+def _read_protocol(name: str) -> Protocol:
+    """Read a protocol; the files that it names are found wherever its run is resumed."""
+    from vitreous.benchmark.protocol import read
+
+    def resolve(record: Any, *keys: str) -> Any:
+        paths = {key: value and options.resolve_path(value) for key in keys if (value := getattr(record, key))}
+        return replace(record, **paths)
+
+    protocol = read(name)
+    also = tuple(resolve(data, "path", "names") for data in protocol.also)
+    models = tuple(resolve(model, "checkpoint") for model in protocol.models)
+    return replace(protocol, data=resolve(protocol.data, "path", "names"), also=also, models=models)
+
+
+def _resume_options(settings: Options, previous: Mapping[str, Any]) -> tuple[Options, list[str]]:
+    """Return where images and weights are and how many images: what is not given is as the run has it."""
+    data, before = settings.data, previous.get("data")
+    if isinstance(data, dict) and isinstance(before, dict):
+        data = {**before, **data}
+    images, images_before = settings.images, previous.get("images")
+    is_fewer = images is not None and images_before is not None and images < images_before
+    resumed = replace(
+        settings,
+        data=before if data is None else data,
+        images=images_before if images is None else images,
+        checkpoint={**(previous.get("checkpoint") or {}), **(settings.checkpoint or {})},
+    )
+    return resumed, [f"images dropped: {images} instead of {images_before}"] if is_fewer else []
+
+
+def _read_shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    part, _, count = text.partition("/")
+    if not (part.isdecimal() and count.isdecimal() and 1 <= int(part) <= int(count)):
+        raise VitreousError(f"--shard {text} is no part such as 2/8")
+    return int(part) - 1, int(count)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """Give a callback that draws a bar, or writes a line from time to time where there is no terminal."""
+    if quiet or options.STDERR.is_terminal:
+        with options.progress_bar("units", quiet) as on_progress:
+            yield on_progress
+        return
+    from vitreous.progress import Pace
+
+    pace, last = Pace(), time.monotonic() - _INTERVAL
+
+    def print_pace(done: float, total: int | None) -> None:
+        nonlocal last
+        text = pace.line(done, total)
+        if time.monotonic() - last >= _INTERVAL:
+            last = time.monotonic()
+            options.print_line("", text)
+
+    yield print_pace
 
 
 @app.command()
@@ -177,11 +227,11 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
     from vitreous.benchmark.store import Store
     from vitreous.benchmark.store import status as read_status
 
-    found = read_status(Store.open(folder))
+    state = read_status(Store.open(folder))
     if as_json:
-        options.print_json(found.to_json())
+        options.print_json(state.to_json())
     else:
-        _show(found)
+        _print_status(state)
 
 
 @app.command()
@@ -194,8 +244,8 @@ def pack(
     """Write a run into one file, to report it, or go on with it, on another machine."""
     from vitreous.benchmark.pack import pack as write
 
-    written = write(folder, file, maps=maps, overwrite=overwrite)
-    options.say(f"{folder} is packed in {written}, {written.stat().st_size / 2**20:.1f} MiB")
+    path = write(folder, file, maps=maps, overwrite=overwrite)
+    options.say(f"{folder} is packed in {path}, {path.stat().st_size / 2**20:.1f} MiB")
 
 
 @app.command()
@@ -204,195 +254,115 @@ def unpack(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it: a new folder, or the same run.")],
 ) -> None:
     """Put a packed run into a folder; units that the same run already has there stay."""
-    from vitreous.benchmark.pack import unpack as put
+    from vitreous.benchmark.pack import unpack as extract
     from vitreous.benchmark.store import status as read_status
 
-    found = read_status(put(file, folder))
-    options.say(f"{found.protocol}: {found.done} of {found.total} units are done in {folder}")
+    state = read_status(extract(file, folder))
+    options.say(f"{state.protocol}: {state.done} of {state.total} units are done in {folder}")
 
 
-def _show(found: Status) -> None:
+def _print_status(state: Status) -> None:
     from vitreous.progress import duration_in_words
 
     table = options.table("model", "done", "left")
-    for label, (done, total) in found.models.items():
+    for label, (done, total) in state.models.items():
         table.add_row(label, str(done), str(total - done))
-    options.say(f"{found.protocol}: {found.done} of {found.total} units are done")
+    options.say(f"{state.protocol}: {state.done} of {state.total} units are done")
     options.say(table)
-    options.say(f"{duration_in_words(found.seconds)} of work so far, {found.size / 2**20:.1f} MiB on disk")
-    if found.done < found.total:
-        told = "not known yet" if found.left is None else f"about {duration_in_words(found.left)} for one worker"
-        options.say(f"time left: {told}")
-    for revision, why in found.revisions.items():
+    options.say(f"{duration_in_words(state.seconds)} of work so far, {state.size / 2**20:.1f} MiB on disk")
+    if state.done < state.total:
+        left = "not known yet" if state.left is None else f"about {duration_in_words(state.left)} for one worker"
+        options.say(f"time left: {left}")
+    for revision, why in state.revisions.items():
         options.say(f"plan {revision}: {why}")
-    if len(found.versions) > 1:
-        told = ", ".join(f"{count} of Vitreous {version}" for version, count in found.versions.items())
-        options.say(f"units are from several versions: {told}")
-    for words, names in _left_out(found):
-        _list(f"{words}:", names)
-    _list(
-        f"{len(found.failures)} units failed at first or were lost with their worker:",
-        {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in found.failures.items()},
+    if len(state.versions) > 1:
+        versions = ", ".join(f"{count} of Vitreous {version}" for version, count in state.versions.items())
+        options.say(f"units are from several versions: {versions}")
+    for title, names in _left_out(state):
+        _print_list(f"{title}:", names)
+    _print_list(
+        f"{len(state.failures)} units failed at first or were lost with their worker:",
+        {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in state.failures.items()},
     )
-    _list(f"{len(found.damaged)} unit files are damaged, and will be made again:", dict.fromkeys(found.damaged, ""))
+    _print_list(
+        f"{len(state.damaged)} unit files are damaged, and will be made again:", dict.fromkeys(state.damaged, "")
+    )
 
 
-def _list(title: str, lines: dict[str, str] | Any) -> None:
+def _print_list(title: str, lines: Mapping[str, str]) -> None:
     if not lines:
         return
     options.say(title)
-    for name, why in list(lines.items())[:_SHOWN]:
+    for name, why in list(lines.items())[:_MAX_LISTED]:
         options.say(f"  {name}: {why}" if why else f"  {name}")
-    if len(lines) > _SHOWN:
-        options.say(f"  and {len(lines) - _SHOWN} more; --json has them all")
+    if len(lines) > _MAX_LISTED:
+        options.say(f"  and {len(lines) - _MAX_LISTED} more; --json has them all")
 
 
-def _left_out(found: Status) -> list[tuple[str, Mapping[str, str]]]:
-    """Return which pictures do not count, and why, in words; nothing where all do."""
-    told = [
-        ("pictures cannot be read and are left out", found.unreadable),
-        ("pictures are left out since the model gives their class too little", found.uncertain),
+def _left_out(state: Status) -> list[tuple[str, Mapping[str, str]]]:
+    """Return which images do not count, and why, in words; nothing where all do."""
+    groups: list[tuple[str, Mapping[str, str]]] = [
+        ("images cannot be read and are left out", state.unreadable),
+        ("images are left out since the model gives their class too little", state.uncertain),
     ]
-    told += [
-        (f"pictures have no map of {one_line(name)}, which failed on them", why) for name, why in found.failed.items()
+    groups += [
+        (f"images have no map of {one_line(name)}, which failed on them", why) for name, why in state.failed.items()
     ]
-    return [(f"{len(names)} {words}", names) for words, names in told if names]
+    return [(f"{len(names)} {title}", names) for title, names in groups if names]
 
 
-def _end(store: Any, out: Path) -> None:
+def _print_end(store: Any, out: Path) -> None:
     from vitreous.benchmark.store import status as read_status
 
-    found = read_status(store)
-    for words, names in _left_out(found):
-        some = ", ".join(map(one_line, list(names)[:3]))
-        options.say(f"{words}: {some}{', …' if len(names) > 3 else ''}")
-    for revision, why in found.revisions.items():
+    state = read_status(store)
+    for title, names in _left_out(state):
+        first = ", ".join(map(one_line, list(names)[:3]))
+        options.say(f"{title}: {first}{', …' if len(names) > 3 else ''}")
+    for revision, why in state.revisions.items():
         if revision > 1:
             options.say(f"plan {revision}: {why}")
-    left = found.total - found.done
-    rest = f"; {left} are left to other processes or to the next run" if left else ""
-    options.say(f"{found.done} of {found.total} units are done in {out}{rest}")
-
-
-def _read(name: str) -> Protocol:
-    """Read a protocol; the files that it names are found wherever its run is resumed."""
-    from vitreous.benchmark.protocol import read
-
-    known = read(name)
-
-    def found(data: Any) -> Any:
-        paths = {key: getattr(data, key) for key in ("path", "names")}
-        return dataclasses.replace(data, **{key: path and options.place(path) for key, path in paths.items()})
-
-    models = [
-        dataclasses.replace(model, checkpoint=model.checkpoint and options.place(model.checkpoint))
-        for model in known.models
-    ]
-    return dataclasses.replace(known, data=found(known.data), also=tuple(map(found, known.also)), models=tuple(models))
-
-
-def _resumed(given: Options, wanted: Mapping[str, Any]) -> tuple[Options, list[str]]:
-    """Return where pictures and weights are and how many pictures: what is not given is as the run has it."""
-    data, known = given.data, wanted.get("data")
-    if isinstance(data, dict) and isinstance(known, dict):
-        data = {**known, **data}
-    images, before = given.images, wanted.get("images")
-    fewer = images is not None and before is not None and images < before
-    told = [f"pictures dropped: {images} instead of {before}"] if fewer else []
-    resumed = dataclasses.replace(
-        given,
-        data=known if data is None else data,
-        images=before if images is None else images,
-        checkpoint={**(wanted.get("checkpoint") or {}), **(given.checkpoint or {})},
-    )
-    return resumed, told
-
-
-def _shard(given: str | None) -> tuple[int, int] | None:
-    if given is None:
-        return None
-    part, _, of = given.partition("/")
-    if not (part.isdecimal() and of.isdecimal() and 1 <= int(part) <= int(of)):
-        raise VitreousError(f"--shard {given} is no part such as 2/8")
-    return int(part) - 1, int(of)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Any]:
-    """Give a callback that draws a bar, or writes a line from time to time where there is no terminal."""
-    if quiet or options.ERR.is_terminal:
-        with options.progress_bar("units", quiet) as on_progress:
-            yield on_progress
-        return
-    from vitreous.progress import Pace
-
-    pace, told = Pace(), [time.monotonic() - _EVERY]
-
-    def line(done: float, total: int | None) -> None:
-        text = pace.line(done, total)
-        if time.monotonic() - told[0] >= _EVERY:
-            told[0] = time.monotonic()
-            options.ERR.print(f"vitreous: {text}", markup=False, emoji=False, soft_wrap=True)
-
-    yield line
-
-
-_Reference = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help="The row that others are tested against.", show_default="the protocol's"),
-]
-_Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+    left = state.total - state.done
+    note = f"; {left} are left to other processes or to the next run" if left else ""
+    options.say(f"{state.done} of {state.total} units are done in {out}{note}")
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, finished or not.")],
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Where to write the report; one of ours is replaced.", show_default="DIR/report"),
+        Path | None, typer.Option(help="Where to write the report; one of ours is replaced.", show_default="DIR/report")
     ] = None,
     reference: _Reference = None,
-    data: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Where the pictures are now, if not where the run had them."),
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if not where the run had them.")] = None,
     open_it: _Open = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Turn what a run has found so far into one page and its tables.
+    """Turn what a run has so far into one page and its tables.
 
-    Means with intervals, tests, ranks, curves, costs, best and worst pictures, settings; as HTML, CSV, Markdown, LaTeX
+    Means with intervals, tests, ranks, curves, costs, best and worst images, settings; as HTML, CSV, Markdown, LaTeX
     and Parquet. Of an unfinished run it shows what is there, and says how much is missing.
     """
     from vitreous.benchmark.report import report as write
 
-    with options.telling(quiet):
+    with options.log_messages(quiet):
         written = write(folder, out, reference=reference, data=data)
-    _tell(written, open_it, quiet)
+    _print_report(written, open_it, quiet)
 
 
 def reproduce(
-    protocol: Annotated[str, typer.Argument(help="A name of `vitreous bench list`, or a TOML file.")],
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="The folder of the run.", show_default="runs/PROTOCOL"),
-    ] = None,
-    data: Annotated[
-        _Several, typer.Option(help="Where the pictures are; LABEL=PATH, repeated, if there are several data sets.")
-    ] = None,
+    protocol: _ProtocolName,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run.", show_default="runs/PROTOCOL")] = None,
+    data: _Data = None,
     model: options.NamedModel = None,
     img_size: options.ImgSize = None,
-    method: Annotated[_Several, typer.Option(help="Only these rows of the paper; may be repeated.")] = None,
-    images: Annotated[Optional[int], typer.Option(min=1, help="How many pictures.")] = None,  # noqa: UP045
-    checkpoint: Annotated[_Several, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only these rows of the paper; may be repeated.")] = None,
+    images: _Images = None,
+    checkpoint: _Checkpoint = None,
     device: options.Device = "auto",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")] = 1,
-    precision: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
-    ] = None,
+    threads: _Threads = 1,
+    precision: _Precision = None,
     memory_gb: options.MemoryGb = None,
-    workers: Annotated[Optional[int], typer.Option(min=1, help="Processes.")] = None,  # noqa: UP045
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.")] = None,
     reference: _Reference = None,
     open_it: _Open = False,
     quiet: options.Quiet = False,
@@ -404,16 +374,16 @@ def reproduce(
     from vitreous.benchmark.protocol import read
     from vitreous.benchmark.report import report as write
 
-    known = read(protocol)
-    if not known.cells:
-        told = f"; run it with `vitreous bench run {protocol}`"
-        raise VitreousError(f"{known.name} carries no printed numbers to set ours beside{told}")
-    folder = Path("runs") / known.name if out is None else out
+    read_protocol = read(protocol)
+    if not read_protocol.cells:
+        advice = f"; run it with `vitreous bench run {protocol}`"
+        raise VitreousError(f"{read_protocol.name} carries no printed numbers to set ours beside{advice}")
+    folder = Path("runs") / read_protocol.name if out is None else out
     run(
         protocol,
         folder,
         data=data,
-        model=[model] if model is not None else None,
+        model=None if model is None else [model],
         img_size=img_size,
         method=method,
         images=images,
@@ -425,22 +395,20 @@ def reproduce(
         workers=workers,
         quiet=quiet,
     )
-    with options.telling(quiet):
+    with options.log_messages(quiet):
         written = write(folder, reference=reference)
-    _tell(written, open_it, quiet)
+    _print_report(written, open_it, quiet)
 
 
-def _tell(written: Report, open_it: bool, quiet: bool) -> None:
+def _print_report(written: Report, open_it: bool, quiet: bool) -> None:
     if not quiet:
-        options.say(" ".join(filter(None, (written.lead, written.state))))
-        for finding in written.results:
-            if not finding.is_empty:
-                options.say(finding.name)
-                options.say(str(finding.table))
+        lines = [" ".join(filter(None, (written.lead, written.state)))]
+        for results in written.results:
+            if not results.is_empty:
+                lines += [results.name, str(results.table)]
         if written.reproduction is not None:
-            options.say(written.reproduction.summary)
-        for note in written.notes:
-            options.say(note)
-        options.say(f"report in {written.page}")
+            lines.append(written.reproduction.summary)
+        for line in (*lines, *written.notes, f"report in {written.page}"):
+            options.say(line)
     if open_it:
         typer.launch(str(written.page))

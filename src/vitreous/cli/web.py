@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from vitreous.cli import options
+from vitreous.cli.options import ModelOptions, with_model_options
 from vitreous.errors import VitreousError
 
-__all__ = ["explore"]
-
 _MODELS = ("world", "world-shortcut", "world-cnn", "world-cnn-shortcut")
-_Several = Optional[list[str]]  # noqa: UP045
 
 
+def _require_web() -> None:
+    try:
+        import vitreous.web.serve  # noqa: F401
+    except ImportError as error:
+        if error.name not in ("fastapi", "uvicorn"):
+            raise
+        raise VitreousError(f"the explorer needs {error.name}: pip install 'vitreous[web]'") from None
+
+
+@with_model_options()
 def explore(
     runs: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Argument(metavar="[RUN_FOLDER]...", help="Folders of benchmark runs to look at.", show_default=False),
     ] = None,
     model: Annotated[
-        _Several, typer.Option("--model", "-m", help="A model; may be repeated.", show_default=", ".join(_MODELS))
+        list[str] | None,
+        typer.Option("--model", "-m", help="A model; may be repeated.", show_default=", ".join(_MODELS)),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
     host: Annotated[
@@ -31,16 +40,10 @@ def explore(
     ] = "127.0.0.1",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
     data: Annotated[
-        _Several, typer.Option(help="Where the pictures of the runs are; LABEL=PATH, repeated, if there are several.")
+        list[str] | None,
+        typer.Option(help="Where the images of the runs are; LABEL=PATH, repeated, if there are several."),
     ] = None,
-    checkpoint: options.Checkpoint = None,
-    pretrained: options.Pretrained = True,
-    img_size: options.ImgSize = None,
-    num_classes: options.NumClasses = None,
-    class_names: options.ClassNames = None,
-    prompt: options.Prompts = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "float32",
+    model_options: ModelOptions = options.ANY_MODEL,
     memory_gb: options.MemoryGb = None,
     quiet: options.Quiet = False,
 ) -> None:
@@ -49,30 +52,19 @@ def explore(
     It listens on this machine alone unless told otherwise, reads no folder but those given here, and keeps nothing:
     what was uploaded or made is gone when it stops. Ctrl-C stops it.
     """
-    try:
-        from vitreous.web.serve import Server, listen, named_runs
-    except ImportError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise VitreousError(f"the explorer needs {error.name}: pip install 'vitreous[web]'") from None
-    options.caching(True)  # what is learnt about a model is not to outlive the explorer
-    wanted = list(dict.fromkeys(model or _MODELS))
-    given = {
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-        "pretrained": None if pretrained else False,
-        "img_size": img_size,
-        "num_classes": num_classes,
-        "class_names": None if class_names is None else str(class_names),
-        "prompts": prompt or None,
-        "dtype": None if dtype == "float32" else dtype,
-    }
-    own = {name: value for name, value in given.items() if value is not None}
-    if len(wanted) > 1 and (several := set(own) - {"dtype", "pretrained"}):
-        raise VitreousError(f"--{min(several).replace('_', '-')} is for one model; give one --model with it")
-    found, places, socket = named_runs(runs or []), options.places(data), listen(host, port)
-    how = checkpoint, pretrained, img_size, num_classes, class_names, device, dtype, quiet, prompt
-    models = {name: options.load(name, *how) for name in wanted}
-    server = Server(socket, host, models, found, memory_gb, own, places)
+    _require_web()
+    from vitreous.web.serve import Server, listen, named_runs
+
+    options.switch_cache_off(True)  # what is learnt about a model is not to outlive the explorer
+    names = list(dict.fromkeys(model or _MODELS))
+    chosen = model_options.chosen()
+    load_options = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
+    if len(names) > 1 and (specific := set(load_options) - {"dtype", "pretrained"}):
+        name = min(specific).replace("_", "-").replace("prompts", "prompt")
+        raise VitreousError(f"--{name} is for one model; give one --model with it")
+    folders, paths, socket = named_runs(runs or []), options.read_data_paths(data), listen(host, port)
+    models = {name: model_options.load(name, quiet) for name in names}
+    server = Server(socket, host, models, folders, memory_gb, load_options, paths)
     options.say(f"the explorer is at {server.address}")
     if not quiet:
         options.say("Ctrl-C stops it")
@@ -82,5 +74,5 @@ def explore(
         server.run()
     finally:
         if not server.explorer.close():  # a pass is under way that nobody waits for
-            options.ERR.print("vitreous: stopped", markup=False)
+            options.print_line("", "stopped")
             os._exit(130)

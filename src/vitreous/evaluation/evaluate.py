@@ -54,7 +54,7 @@ def heeded(hows: Sequence[Method], target: Any, output: str | None) -> None:
         own = {how.spec: how.outputs(output) for how in hows if how.outputs(output) != (output,)}
         if own:
             told = ", ".join(f"{display_name(name)} explains {' and '.join(values)}" for name, values in own.items())
-            _warn(f"value={output!r} is not what is explained: {told}, whatever is asked for")
+            _warn(f"output={output!r} is not what is explained: {told}, whatever is asked for")
     target = plain_target(target)
     if target is not None and not (isinstance(target, str) and target == "pred"):
         blind = [display_name(how.spec) for how in hows if not how.class_specific]

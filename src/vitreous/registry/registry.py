@@ -48,7 +48,7 @@ def check_memory(memory_gb: Any) -> None:
         return
     if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not 0 < float(memory_gb) <= _MAX_MEMORY:
         raise VitreousError(
-            f"memory={memory_gb!r:.60} is not a number of GiB: give one above 0 and up to {_MAX_MEMORY}"
+            f"memory_gb={memory_gb!r:.60} is not a number of GiB: give one above 0 and up to {_MAX_MEMORY}"
         )
 
 
