@@ -61,7 +61,7 @@ def test_labels_and_preprocess_are_loaded_again(checkpoint: Path, here: Path) ->
     names = [f"sort {index}" for index in range(1000)]
     named = vt.why(vt.load(NAME, checkpoint=checkpoint, class_names=names, **OPTIONS), "a photo.png", method="ixg")
     assert "# class_names: your own list of 1000" in named.command
-    assert rerun(named.command, labels=names) == named.html()
+    assert rerun(named.command, class_names=names) == named.html()
 
 
 def test_the_step_of_effort_and_a_picture_in_hand() -> None:
