@@ -1,4 +1,4 @@
-"""Write the tables of methods and metrics in README and manual from the registries.
+"""Write the tables of methods and metrics of the manual from the registries.
 
     python docs/tables.py
 
@@ -15,89 +15,80 @@ from typing import Any
 import vitreous as vt
 from vitreous.registry import credit
 
-ROOT = Path(__file__).resolve().parent.parent
-METRICS = ROOT / "docs" / "metrics"
-PAGES = ("README.md", "docs/methods.md", "docs/metrics.md")
-_SYSTEMS = {"coiba": "coiba", "iba": "coiba", "iba_star": "coiba", "tis": "tis", "var": "var"}
+DOCS = Path(__file__).resolve().parent
+PAGES = ("methods.md", "metrics.md")
+SYSTEMS = {"coiba": "coiba", "iba": "coiba", "iba_star": "coiba", "tis": "tis", "var": "var"}
 """Methods that a page of their own describes."""
-_BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 
 
-def written(text: str, page: str) -> str:
-    """Return the text of a page with all its tables made anew."""
-    return _BLOCK.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](text, page)}\n\n{found[4]}", text)
+def update_tables(text: str) -> str:
+    """Return the text of a page with all its tables generated again."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](text)}\n\n{match[4]}", text)
 
 
-def _methods(text: str, page: str) -> str:
+def methods_table(text: str) -> str:
     def row(info: Any) -> Sequence[str]:
         specific = "as its base" if info.is_combinator else "yes" if info.class_specific else "no"
         paper = credit(info.papers, info.builds_on)
-        return _name(info, text, page), info.family, specific, info.cost_text, info.models_text, paper
+        return linked_name(info, text), info.family, specific, info.cost_text, info.models_text, paper
 
-    head = ("method", "family", "class-specific", "cost", "models", "paper")
-    return _table(head, map(row, _own(vt.list_methods())))
+    return table(
+        ("method", "family", "class-specific", "cost", "models", "paper"), map(row, built_in(vt.list_methods()))
+    )
 
 
-def _metrics(text: str, page: str) -> str:
+def metrics_table(text: str) -> str:
     def row(info: Any) -> Sequence[str]:
-        metric, presets = info.default, ", ".join(f"`@{preset}`" for preset in info.presets)
-        better = "higher" if metric.higher_is_better else "lower"
-        needs = ", ".join([*(["labels"] if metric.needs_labels else []), *metric.annotation_kinds])
-        shared = "one per part" if metric.needs_parts else metric.num_shared_forwards()
-        costs = (str(each or "") for each in (metric.num_forwards(), shared, metric.num_reattributions()))
+        presets = ", ".join(f"`@{preset}`" for preset in info.presets)
+        better = "higher" if info.higher_is_better else "lower"
+        needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
+        shared = "one per part" if info.needs_parts else info.num_shared_forwards
+        costs = (str(cost or "") for cost in (info.num_forwards, shared, info.num_reattributions))
         paper = credit(info.papers, info.builds_on)
-        return _name(info, text, page), info.family, better, needs, *costs, presets, paper
+        return linked_name(info, text), info.family, better, needs, *costs, presets, paper
 
     head = ("metric", "family", "better", "needs", "forwards", "shared", "maps again", "presets", "paper")
-    return _table(head, map(row, _own(vt.list_metrics())))
+    return table(head, map(row, built_in(vt.list_metrics())))
 
 
-def _families(text: str, page: str) -> str:
-    families: dict[str, list[str]] = {}
-    for info in _own(vt.list_metrics()):
-        families.setdefault(info.family, []).append(f"`{info.name}`")
-    return _table(("family", "metrics"), [(family, ", ".join(names)) for family, names in families.items()])
+TABLES: dict[str, Callable[[str], str]] = {"methods": methods_table, "metrics": metrics_table}
 
 
-TABLES: dict[str, Callable[[str, str], str]] = {"methods": _methods, "metrics": _metrics, "families": _families}
-
-
-def _own(infos: Sequence[Any]) -> list[Any]:
-    """What this package brings, without what others have registered."""
+def built_in(infos: Sequence[Any]) -> list[Any]:
+    """Return what this package brings, without what others have registered."""
     return [info for info in infos if info.factory.__module__.startswith("vitreous.")]
 
 
-def _name(info: Any, text: str, page: str) -> str:
-    """The name; in the manual with a link to where it is described, and its aliases."""
-    if not page.startswith("docs/"):
-        return f"`{info.name}`"
+def linked_name(info: Any, text: str) -> str:
+    """Return the name with a link to its description, and its aliases."""
     aliases = f" ({', '.join(f'`{alias}`' for alias in info.aliases)})" if info.aliases else ""
-    return f"[`{info.name}`]({_place(info, text)}){aliases}"
+    return f"[`{info.name}`]({link(info, text)}){aliases}"
 
 
-def _place(info: Any, text: str) -> str:
-    if info.name in _SYSTEMS:
-        return f"systems/{_SYSTEMS[info.name]}.md"
+def link(info: Any, text: str) -> str:
+    if info.name in SYSTEMS:
+        return f"systems/{SYSTEMS[info.name]}.md"
     if getattr(info, "refuses", False):
         return "#refused"
-    pages = {"": text} | {f"metrics/{path.name}": path.read_text() for path in sorted(METRICS.glob("*.md"))}
+    pages = {"": text} | {f"metrics/{path.name}": path.read_text() for path in sorted((DOCS / "metrics").glob("*.md"))}
     for level in ("###", "##"):
-        for page, told in pages.items():
-            for heading in re.findall(rf"^{level} (.+)$", told, re.MULTILINE):
+        for page, page_text in pages.items():
+            for heading in re.findall(rf"^{level} (.+)$", page_text, re.MULTILINE):
                 if info.name in heading.split(", ") or heading.lower() in (f"{info.family}s", info.family):
                     return f"{page}#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     raise SystemExit(f"{info.name} is described nowhere on this page: give it a heading")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def main() -> None:
     for page in PAGES:
-        path = ROOT / page
-        path.write_text(written(path.read_text(), page))
+        path = DOCS / page
+        path.write_text(update_tables(path.read_text()))
 
 
 if __name__ == "__main__":
