@@ -51,7 +51,7 @@ test-oldest: ## the quick tests with the lowest versions that pyproject.toml all
 test-only: $(DEV)
 	$(PYTEST)
 
-lint: $(DEV) ## the order of the rooms, style, types
+lint: $(DEV) ## the order of the packages, style, types
 	$(BIN)/lint-imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
