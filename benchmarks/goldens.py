@@ -208,7 +208,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    os.environ["VITREOUS_CACHE"] = tempfile.mkdtemp()  # statistics of an earlier run may have been summed in other batches
+    os.environ["VITREOUS_CACHE"] = tempfile.mkdtemp()  # statistics of earlier runs differ by rounding
     now = record(arguments.sections)
     if arguments.verb == "record":
         texts = {key: entry for key, entry in now.items() if isinstance(entry, str)}

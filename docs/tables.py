@@ -40,11 +40,11 @@ def methods_table(text: str) -> str:
 
 def metrics_table(text: str) -> str:
     def row(info: Any) -> Sequence[str]:
-        presets = ", ".join(f"`@{preset}`" for preset in info.presets)
-        better = "higher" if info.higher_is_better else "lower"
-        needs = ", ".join([*(["labels"] if info.needs_labels else []), *info.truth])
-        shared = "one per part" if info.needs_parts else info.num_shared_forwards
-        costs = (str(cost or "") for cost in (info.num_forwards, shared, info.num_reattributions))
+        metric, presets = info.default, ", ".join(f"`@{preset}`" for preset in info.presets)
+        better = "higher" if metric.higher_is_better else "lower"
+        needs = ", ".join([*(["labels"] if metric.needs_labels else []), *metric.annotation_kinds])
+        shared = "one per part" if metric.needs_parts else metric.num_shared_forwards()
+        costs = (str(cost or "") for cost in (metric.num_forwards(), shared, metric.num_reattributions()))
         paper = credit(info.papers, info.builds_on)
         return linked_name(info, text), info.family, better, needs, *costs, presets, paper
 
