@@ -36,7 +36,7 @@ from vitreous.registry import defaults
 from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.tracing import Targets, plain_target
-from vitreous.tracing.targets import ClassSets, check_value, class_sets, restriction
+from vitreous.tracing.targets import ClassSets, check_output, class_sets, restriction
 
 __all__ = [
     "evaluate",
@@ -50,7 +50,7 @@ def heeded(hows: Sequence[Method], target: Any, output: str | None) -> None:
     ``target`` and ``value`` are as the user gave them; what was not given is not warned about.
     """
     if output is not None:
-        check_value(output)
+        check_output(output)
         own = {how.spec: how.outputs(output) for how in hows if how.outputs(output) != (output,)}
         if own:
             told = ", ".join(f"{display_name(name)} explains {' and '.join(values)}" for name, values in own.items())

@@ -132,7 +132,7 @@ class AttentionTap:
             plan.at(point, layer) for point in ("attn_weights", "attn_values", "block")
         )
         self.rule, self.patch = rules.get("attention"), plan.patches.get(layer)
-        is_recorded = bool(self.weights or self.values or self.blocks)
+        is_recorded = any((self.weights, self.values, self.blocks))
         self.forward: Strategy | None = AttentionTap._recorded if is_recorded else None
         self.backward: Strategy | None = None
         self.by_parts = self.patch is None and self.rule is None and ("softmax" in rules or "matmul" in rules)

@@ -73,11 +73,14 @@ class OpInterceptor(TorchFunctionMode):
         if self.plan.is_relevance:  # relevance is walked in float64, and so is the forward before it
             args, kwargs = to_float64(args), {name: to_float64(value) for name, value in kwargs.items()}
         kind = OPERATIONS.get(func)
-        if kind is None:
-            out = self._plain(func, args, kwargs)
-            if is_mixing and keeps_values(func):
-                self._mixing = out
-            return out
+        if kind is not None:
+            return self._operation(kind, func, args, kwargs, is_mixing)
+        out = self._plain(func, args, kwargs)
+        if is_mixing and keeps_values(func):
+            self._mixing = out
+        return out
+
+    def _operation(self, kind: str, func: Any, args: Any, kwargs: Any, is_mixing: bool) -> Any:
         if kind in ("linear", "conv") and self._embeds():
             kind = "embedding"
         if self.tap is None:  # before the first block attention is nobody's, and counts nowhere

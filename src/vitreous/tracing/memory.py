@@ -14,8 +14,6 @@ from torch import Tensor
 from vitreous.models import VisionModel
 from vitreous.registry import check_memory
 
-__all__ = ["InnerBatch", "budget_bytes", "in_parts", "inner_batch"]
-
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _GIB = 2**30

@@ -46,13 +46,16 @@ class CompiledPass:
         self.is_intercepted = bool(composite or self.patches or points & _INTERCEPTED_POINTS)
         self._records: defaultdict[tuple[str, int | None], list[Record]] = defaultdict(list)
         for record in records:
-            point = _COMES_BY_AT.get(record.point, record.point)
-            for layer in record.layers:
-                self._records[point, None if record.point == "pool_weights" else layer].append(record)
+            self._place(record)
         layers: list[int | None] = [*range(model.depth), None] if self.is_intercepted else []
         self.taps = {layer: AttentionTap(self, layer) for layer in layers}
         self.expected_counts = {layer: self._expected_counts(layer) for layer in layers}
         self.gated_layers = {layer for layer in layers if model.operation_counts(layer).get("gate", 0)}
+
+    def _place(self, record: Record) -> None:
+        point = _COMES_BY_AT.get(record.point, record.point)
+        for layer in record.layers:
+            self._records[point, None if record.point == "pool_weights" else layer].append(record)
 
     def at(self, point: str, layer: int | None) -> list[Record]:
         """Return the records of a hook point in a block, or in the head (``None``)."""
@@ -137,7 +140,7 @@ class Recorder:
 
         def hook(grad: Tensor) -> None:
             for record in records:
-                self.cache.add_bias(record, layer, self._shown(bias), self._shown(grad))
+                self.cache.add_bias(record, layer, self._in_own_precision(bias), self._in_own_precision(grad))
 
         out.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -166,9 +169,9 @@ class Recorder:
         if point in _MODULE_POINTS and value.ndim == 4:
             value = value.flatten(1, 2)
         windows = self.model.windows(layer) if point == "window_weights" else None
-        return self._shown(value if windows is None else windows.apart(value))
+        return self._in_own_precision(value if windows is None else windows.apart(value))
 
-    def _shown(self, value: Tensor) -> Tensor:
+    def _in_own_precision(self, value: Tensor) -> Tensor:
         """Show a float64 model in float64, whatever it casts to inside."""
         return value.double() if self.model.dtype == torch.float64 else value
 
@@ -193,10 +196,10 @@ class Recorder:
         """Reduce a whole block and keep the result."""
         layer = layer or 0
         require_middle(self.model, layer, parts)
-        shown = {name: self._shown(part) for name, part in parts.items()}
-        weights = shown.pop("attn_weights")
-        rest = {name: upcast(part) for name, part in shown.items()}
-        self.cache.store(record, layer, record.reduce(Block(weights, grad, self.model, layer, **rest)))
+        values = {name: self._in_own_precision(part) for name, part in parts.items()}
+        weights = values.pop("attn_weights")
+        others = {name: upcast(value) for name, value in values.items()}
+        self.cache.store(record, layer, record.reduce(Block(weights, grad, self.model, layer, **others)))
 
     def finish_block(self, layer: int, tokens: Tensor) -> None:
         """Record what leaves a block."""

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
 
-__all__ = ["PRNGKey", "check_seed", "content_keys"]
-
 _GAMMA = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _AT_ONCE = 2**23  # numbers hashed together: integers take more room than what is made of them
@@ -44,8 +42,8 @@ class PRNGKey:
         """Return other numbers: those of a step, a layer, a copy, the same for all rows or one for each."""
         keys = self.keys
         for number in numbers:
-            given = number if isinstance(number, Tensor) else torch.tensor(number, dtype=torch.int64)
-            keys = _mixed(keys ^ _mixed(given.to(keys.device) * _signed(_GAMMA) + 1))
+            number = torch.as_tensor(number, dtype=torch.int64)
+            keys = _mixed(keys ^ _mixed(number.to(keys.device) * _signed(_GAMMA) + 1))
         return PRNGKey(keys)
 
     def fold_in(self, purpose: str) -> PRNGKey:

@@ -14,23 +14,7 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, TracingError
 from vitreous.models import VisionModel
 from vitreous.tracing.rules import GRADIENT, Composite
-from vitreous.tracing.targets import check_value
-
-__all__ = [
-    "Activation",
-    "ActivationCache",
-    "Block",
-    "GLOBAL_POINTS",
-    "POINTS",
-    "Pass",
-    "Patch",
-    "Record",
-    "Reduce",
-    "activation_grad",
-    "activation_value",
-    "resolve_layer",
-    "upcast",
-]
+from vitreous.tracing.targets import check_output
 
 GLOBAL_POINTS = ("attn_weights", "attn_values", "block", "biases")
 """The hook points that need tokens which all attend to each other, in one order."""
@@ -213,7 +197,7 @@ class Pass:
 
     def __post_init__(self) -> None:
         if self.output is not None:
-            check_value(self.output)
+            check_output(self.output)
 
     @property
     def backward(self) -> bool:
@@ -342,10 +326,10 @@ class ActivationCache:
         fine, coarse = self.grids[layer], self.grids[min(layer + 1, len(self.grids) - 1)]
         if fine == coarse:
             return row
-        into = [torch.arange(side, device=row.device) // 2 for side in fine]
-        down, across = ((side - 2 * index).clamp(max=2).to(row) for side, index in zip(fine, into, strict=True))
-        laid_out = row.reshape(-1, *coarse)[:, into[0]][:, :, into[1]]
-        return (laid_out / (down[:, None] * across)).flatten(1)
+        rows, columns = (torch.arange(side, device=row.device) // 2 for side in fine)  # of the merged patch
+        heights, widths = ((fine[axis] - 2 * i).clamp(max=2).to(row) for axis, i in enumerate((rows, columns)))
+        laid_out = row.reshape(-1, *coarse)[:, rows][:, :, columns]
+        return (laid_out / (heights[:, None] * widths)).flatten(1)
 
     def copy(self) -> ActivationCache:
         """Return a cache that holds the same tensors and may be given more of its own."""

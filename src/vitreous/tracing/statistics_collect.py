@@ -146,7 +146,7 @@ def _over_scenes(
 def _sealed(key: str, model: VisionModel, stats: ActivationStats) -> ActivationStats:
     """Round to what will be kept, in memory as on disk, and note a digest of it."""
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-    moments = {at: Moments(each.mean.to(dtype), each.square.to(dtype), each.n) for at, each in stats.moments.items()}
+    moments = {at: Moments(m.mean.to(dtype), m.square.to(dtype), m.n) for at, m in stats.moments.items()}
     rounded = replace(stats, moments=moments)
     return replace(rounded, images_digest=_seal(key, rounded))
 
@@ -182,7 +182,7 @@ def _read(key: str, model: VisionModel, size: tuple[int, int]) -> ActivationStat
             return None
         disk.recover(path)  # after a writer that died
         stats = ActivationStats.load(path)
-        moments = {at: Moments(each.mean.clone(), each.square.clone(), each.n) for at, each in stats.moments.items()}
+        moments = {at: Moments(m.mean.clone(), m.square.clone(), m.n) for at, m in stats.moments.items()}
         stats = replace(stats, model=model.name, moments=moments, path=None)
         facts = stats.source, stats.count, stats.size, stats.model_digest
         if facts == ("world", SCENES, size, digest_of_model(model)) and stats.images_digest == _seal(key, stats):
@@ -354,13 +354,7 @@ class _Collection:
             if partial is not None and self.total is not None and self.total is not written:
                 self.total.save(partial, overwrite=True)
             raise
-        if self.total is None or self.total.count < 2:
-            num_images = 0 if self.total is None else self.total.count
-            raise VitreousError(f"statistics of {num_images} pictures have no deviation; give at least two")
-        if self.total.count < _FEW:
-            text = f"statistics of {self.total.count} images are rough; ten or more are advised"
-            warnings.warn(text, VitreousWarning, stacklevel=3)
-        return self.total
+        return _enough(self.total)
 
     def _add(self, num_seen: int, batch: Tensor | None) -> None:
         if batch is not None:
@@ -373,6 +367,16 @@ class _Collection:
 
     def _part(self, batch: Tensor) -> Callable[[int, int], ActivationStats]:
         return lambda start, stop: statistics_of(self.model, batch[start:stop], self.source.kind)
+
+
+def _enough(total: ActivationStats | None) -> ActivationStats:
+    """Return statistics of two images or more."""
+    if total is None or total.count < 2:
+        raise VitreousError(f"statistics of {0 if total is None else total.count} pictures have no deviation; give two")
+    if total.count < _FEW:
+        text = f"statistics of {total.count} images are rough; ten or more are advised"
+        warnings.warn(text, VitreousWarning, stacklevel=4)
+    return total
 
 
 class _Noise:

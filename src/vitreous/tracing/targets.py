@@ -9,23 +9,10 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vitreous.errors import TargetError
 from vitreous.models import VisionModel
-
-__all__ = [
-    "VALUES",
-    "ClassSets",
-    "ClassSpec",
-    "Target",
-    "TargetSpec",
-    "Targets",
-    "check_value",
-    "class_logits",
-    "plain_target",
-    "probabilities",
-    "restriction",
-]
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -36,21 +23,32 @@ TargetSpec = Union[ClassSpec, Sequence[ClassSpec], Tensor, Callable[[Tensor], Te
 """What users may pass as ``target``; ``None`` and ``"pred"`` mean the predicted class of each image."""
 
 
-def check_value(output: str) -> None:
-    """Refuse a word that is no value of a class."""
+def check_output(output: str) -> None:
+    """Refuse a word that is no output of a class."""
     if output not in VALUES:
-        raise TargetError(f"value {output!r} is not one of {', '.join(VALUES)}")
+        raise TargetError(f"output {output!r} is not one of {', '.join(VALUES)}")
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The explained number ``s(c) - mean over a in against of s(a)``, with ``s`` the logit, probability or log p.
+    """The explained number ``s(c) - mean over contrast classes a of s(a)``, with ``s`` the logit, p or log p.
 
-    ``classes`` is ``[B]`` (``None`` until the prediction is known), ``against`` is ``[B, K]``. A head of one logit
-    tells two classes apart: class 1 is explained by ``+logit``, class 0 by ``-logit``. ``only`` are the classes that
-    the softmax, the prediction and sets of probable classes are restricted to; ``among`` is ``[B, K]``, a set of
-    classes of each image's own to compare (-1 where it has fewer). ``function`` replaces all of it by a user's own
-    ``logits [B, C] -> [B]``.
+    A head of one logit tells two classes apart: class 1 is explained by ``+logit``, class 0 by ``-logit``.
+
+    Parameters
+    ----------
+    classes : Tensor or None
+        The explained class of each image, ``[B]``; ``None`` until the prediction is known.
+    contrast : Tensor or None
+        The contrast classes ``[B, K]``.
+    output : {"logit", "prob", "logprob"}, default "logit"
+        What s is.
+    class_subset : tuple of int or None
+        The classes that the softmax, the prediction and sets of probable classes are restricted to.
+    compare_classes : Tensor or None
+        A set of classes of each image's own to compare, ``[B, K]``, -1 where it has fewer.
+    function : callable or None
+        ``logits [B, C] -> [B]``, instead of all of it.
     """
 
     classes: Tensor | None = None
@@ -61,7 +59,7 @@ class Target:
     function: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        check_value(self.output)
+        check_output(self.output)
 
     @classmethod
     def of(
@@ -74,29 +72,19 @@ class Target:
         class_subset: Sequence[ClassSpec] | None = None,
         compare_classes: Any = None,
     ) -> Target:
-        """Understand what a user asked for, or say which part cannot be meant."""
-        target, contrast = plain_target(target), plain_target(contrast)
+        """Parse what a user asked for, or say which part cannot be meant."""
+        target, allowed = plain_target(target), restriction(model, class_subset)
         if callable(target):
             if contrast is not None:
                 raise TargetError("contrast= cannot be combined with a callable target")
-            return cls(output=output, function=target, class_subset=restriction(model, class_subset))
-        rivals = None
-        if contrast is not None:
-            if isinstance(contrast, str | int):
-                contrast = [contrast]
-            if callable(contrast):
-                raise TargetError("contrast= takes a class or a list of classes, not a callable")
-            if not isinstance(contrast, Iterable):
-                raise TargetError(f"contrast={contrast!r} is neither a class nor a list of classes")
-            rivals = torch.tensor([model.class_index(_plain(a)) for a in contrast]).expand(batch, -1)
-            if rivals.shape[1] == 0:
-                raise TargetError("contrast= names no class")
-        allowed = restriction(model, class_subset)
-        made = cls(_classes(model, batch, target), rivals, output, allowed, class_sets(model, batch, compare_classes))
-        for name, given in (("target", made.classes), ("against", made.contrast)):
-            if allowed is not None and given is not None and not set(given.flatten().tolist()) <= set(allowed):
+            return cls(output=output, function=target, class_subset=allowed)
+        rows = None if contrast is None else _contrast(model, plain_target(contrast)).expand(batch, -1)
+        sets = class_sets(model, batch, compare_classes)
+        parsed = cls(_classes(model, batch, target), rows, output, allowed, sets)
+        for name, classes in (("target", parsed.classes), ("contrast", parsed.contrast)):
+            if allowed is not None and classes is not None and not set(classes.flatten().tolist()) <= set(allowed):
                 raise TargetError(f"a {name} class is not among the {len(allowed)} classes of the softmax")
-        return made
+        return parsed
 
     def resolve(self, logits: Tensor) -> Target:
         """Return the same target with the predicted class filled in."""
@@ -104,39 +92,27 @@ class Target:
             return self
         return replace(self, classes=class_logits(logits, self.class_subset).argmax(dim=1).cpu())
 
+    def _by_image(self, change: Callable[[Tensor], Tensor]) -> Target:
+        """Return the target with what belongs to each image changed."""
+        values = {name: getattr(self, name) for name in ("classes", "contrast", "compare_classes")}
+        changed: dict[str, Any] = {name: change(value) for name, value in values.items() if value is not None}
+        return replace(self, **changed)
+
     def slice_images(self, start: int, stop: int) -> Target:
         """Return the target of images ``start .. stop - 1``."""
-        return replace(
-            self,
-            classes=None if self.classes is None else self.classes[start:stop],
-            contrast=None if self.contrast is None else self.contrast[start:stop],
-            compare_classes=None if self.compare_classes is None else self.compare_classes[start:stop],
-        )
+        return self._by_image(lambda value: value[start:stop])
 
     def repeat(self, times: int) -> Target:
         """Return the target of every image repeated ``times`` times, copies of an image next to each other."""
-        return replace(
-            self,
-            classes=None if self.classes is None else self.classes.repeat_interleave(times),
-            contrast=None if self.contrast is None else self.contrast.repeat_interleave(times, dim=0),
-            compare_classes=None
-            if self.compare_classes is None
-            else self.compare_classes.repeat_interleave(times, dim=0),
-        )
+        return self._by_image(lambda value: value.repeat_interleave(times, dim=0))
 
     def select(self, images: Tensor) -> Target:
         """Return the target of these images ``[k]``, in this order, each as often as it is named."""
-        index = images.cpu()
-        return replace(
-            self,
-            classes=None if self.classes is None else self.classes[index],
-            contrast=None if self.contrast is None else self.contrast[index],
-            compare_classes=None if self.compare_classes is None else self.compare_classes[index],
-        )
+        return self._by_image(lambda value: value[images.cpu()])
 
     def score(self, logits: Tensor) -> Tensor:
         """Return the explained number of each image, ``[B]``, differentiable."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = _upcast(logits)
         if self.function is not None:
             score = self.function(logits)
             if not isinstance(score, Tensor) or score.shape != logits.shape[:1]:
@@ -154,9 +130,12 @@ class Target:
     def gradient(self, logits: Tensor) -> Tensor:
         """Return the gradient ``[B, C]`` of the explained numbers with respect to the logits."""
         with torch.inference_mode(False), torch.enable_grad():
-            given = logits.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(self.score(given).sum(), given)
+            leaf = logits.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.score(leaf).sum(), leaf)
         return slope
+
+
+_END = object()
 
 
 class Targets:
@@ -167,57 +146,48 @@ class Targets:
 
     def __init__(self, target: TargetSpec, total: int | None = None, noun: str = "targets") -> None:
         target = plain_target(target)
-        shared = target is None or isinstance(target, str | int) or callable(target)
-        if not shared and not isinstance(target, Iterable):
+        is_shared = target is None or isinstance(target, str | int) or callable(target)
+        if not is_shared and not isinstance(target, Iterable):
             raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
-        if not shared and total is not None and hasattr(target, "__len__") and len(target) != total:
+        if not is_shared and total is not None and hasattr(target, "__len__") and len(target) != total:
             raise TargetError(f"{len(target)} {noun} for {total} images")
-        self.noun, self.shared, self.target = noun, shared, target
-        self._each: Iterator[Any] = iter(() if shared else target)  # type: ignore[arg-type]
+        self.noun, self.shared, self.target = noun, is_shared, target
+        self._targets: Iterator[Any] = iter(() if is_shared else target)  # type: ignore[arg-type]
         self._taken = 0
 
-    def take(self, places: Sequence[int]) -> Any:
-        """Return the target of the images at these places, which only ever grow."""
+    def take(self, indices: Sequence[int]) -> Any:
+        """Return the target of the images with these indices, which only ever grow."""
         if self.shared:
             return self.target
         targets = []
-        for place in places:
-            each = next(islice(self._each, place - self._taken, None), _NONE)
-            if each is _NONE:
-                raise TargetError(f"there are fewer {self.noun} than images: none for image {place}")
-            targets.append(each)
-            self._taken = place + 1
+        for index in indices:
+            target = next(islice(self._targets, index - self._taken, None), _END)
+            if target is _END:
+                raise TargetError(f"there are fewer {self.noun} than images: none for image {index}")
+            targets.append(target)
+            self._taken = index + 1
         return targets
 
     def check_exhausted(self, total: int) -> None:
         """Complain if targets are left when the images are not."""
-        if not self.shared and next(islice(self._each, total - self._taken, None), _NONE) is not _NONE:
+        if not self.shared and next(islice(self._targets, total - self._taken, None), _END) is not _END:
             raise TargetError(f"there are more {self.noun} than the {total} images")
 
     def all(self) -> list[Any]:
         """Return every target once: the rows of a comparison."""
-        return [self.target] if self.shared else list(self._each)
+        return [self.target] if self.shared else list(self._targets)
 
 
-class ClassSets:
+class ClassSets(Targets):
     """The classes to compare over many images: one set for all of them, or one for each."""
 
     def __init__(self, compare_classes: Any, total: int | None = None) -> None:
-        self.shared = plain_target(compare_classes)
-        several = isinstance(self.shared, list | tuple) and any(isinstance(e, list | tuple) for e in self.shared)
-        self._each = Targets(self.shared, total, "sets of classes") if several else None
-
-    def take(self, places: Sequence[int]) -> Any:
-        """Return what ``class_sets`` takes for the images at these places."""
-        return self.shared if self._each is None else self._each.take(places)
-
-    def check_exhausted(self, total: int) -> None:
-        """Complain if sets are left when the images are not."""
-        if self._each is not None:
-            self._each.check_exhausted(total)
-
-
-_NONE = object()
+        sets = plain_target(compare_classes)
+        if isinstance(sets, list | tuple) and any(isinstance(row, list | tuple) for row in sets):
+            super().__init__(sets, total, "sets of classes")
+        else:
+            super().__init__(None)
+            self.target = sets
 
 
 def plain_target(target: Any) -> Any:
@@ -226,49 +196,61 @@ def plain_target(target: Any) -> Any:
 
 
 def restriction(model: VisionModel, class_subset: Sequence[ClassSpec] | None) -> tuple[int, ...] | None:
-    """Understand which classes the softmax is restricted to: indices in order, each once."""
+    """Parse which classes the softmax is restricted to: indices in order, each once."""
     if class_subset is None:
         return None
     if isinstance(class_subset, str) or not isinstance(class_subset, Iterable):
         raise TargetError(f"classes={class_subset!r:.60} is not a list of classes")
-    indices = sorted({model.class_index(_plain(each)) for each in class_subset})
+    indices = sorted({model.class_index(_index_or_name(word)) for word in class_subset})
     if len(indices) < 2:
         raise TargetError(f"a softmax needs two classes at least, got {len(indices)}")
     return tuple(indices)
 
 
 def class_sets(model: VisionModel, batch: int, compare_classes: Any) -> Tensor | None:
-    """Understand the classes that are compared in each image: one list for all of them, or one for each."""
-    if compare_classes is None:
+    """Parse the classes that are compared in each image: one list for all of them, or one for each."""
+    sets = plain_target(compare_classes)
+    if sets is None:
         return None
-    compare_classes = plain_target(compare_classes)
-    several = (
-        isinstance(compare_classes, list | tuple)
-        and bool(compare_classes)
-        and all(isinstance(e, list | tuple) for e in compare_classes)
-    )
-    rows = list(compare_classes) if several else [compare_classes] * batch
+    is_by_image = isinstance(sets, list | tuple) and bool(sets) and all(isinstance(row, list | tuple) for row in sets)
+    rows = list(sets) if is_by_image else [sets] * batch
     if len(rows) != batch:
         raise TargetError(f"{len(rows)} sets of classes for {batch} images")
-    if any(isinstance(row, str) or not isinstance(row, Iterable) for row in rows):
-        raise TargetError(
-            f"compare_classes={compare_classes!r:.60} is neither a list of classes nor one for each image"
-        )
-    indices = [[model.class_index(_plain(word)) for word in row] for row in rows]
-    longest = max(len(row) for row in indices)
-    if longest == 0:
+    indices = []
+    for row in rows:
+        if isinstance(row, str) or not isinstance(row, Iterable):
+            raise TargetError(f"compare_classes={sets!r:.60} is neither a list of classes nor one for each image")
+        indices.append(torch.tensor([model.class_index(_index_or_name(word)) for word in row], dtype=torch.int64))
+    padded = pad_sequence(indices, batch_first=True, padding_value=-1)
+    if padded.shape[1] == 0:
         raise TargetError("compare_classes= names no class")
-    return torch.tensor([[*row, *[-1] * (longest - len(row))] for row in indices])
+    return padded
+
+
+def _contrast(model: VisionModel, contrast: TargetSpec) -> Tensor:
+    contrast = [contrast] if isinstance(contrast, str | int) else contrast
+    if callable(contrast):
+        raise TargetError("contrast= takes a class or a list of classes, not a callable")
+    if not isinstance(contrast, Iterable):
+        raise TargetError(f"contrast={contrast!r} is neither a class nor a list of classes")
+    indices = torch.tensor([model.class_index(_index_or_name(word)) for word in contrast])
+    if len(indices) == 0:
+        raise TargetError("contrast= names no class")
+    return indices
 
 
 def probabilities(logits: Tensor, class_subset: Sequence[int] | None = None) -> Tensor:
-    """Return ``[B, C]`` class probabilities, zero outside ``only``; a head of one logit gives two columns."""
+    """Return ``[B, C]`` class probabilities, zero outside the subset; a head of one logit gives two columns."""
     return _values(logits.float(), "prob", class_subset)
 
 
 def class_logits(logits: Tensor, class_subset: Sequence[int] | None = None) -> Tensor:
-    """Return the logit of every class ``[B, C]``, minus infinity outside ``only``; a head of one logit has two."""
-    return _shut(_values(logits if logits.dtype == torch.float64 else logits.float(), "logit"), class_subset)
+    """Return the logit of every class ``[B, C]``, minus infinity outside the subset; a head of one logit has two."""
+    return _shut(_values(_upcast(logits), "logit"), class_subset)
+
+
+def _upcast(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _shut(logits: Tensor, class_subset: Sequence[int] | None) -> Tensor:
@@ -300,13 +282,13 @@ def _classes(model: VisionModel, batch: int, target: TargetSpec) -> Tensor | Non
         return torch.full((batch,), model.class_index(target))
     if callable(target) or not isinstance(target, Iterable):
         raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
-    indices = [model.class_index(_plain(word)) for word in target]
+    indices = [model.class_index(_index_or_name(word)) for word in target]
     if len(indices) != batch:
         raise TargetError(f"{len(indices)} targets for {batch} images")
     return torch.tensor(indices)
 
 
-def _plain(word: object) -> int | str:
+def _index_or_name(word: object) -> int | str:
     """Accept numpy and torch integers; refuse anything else that is neither index nor label."""
     if isinstance(word, str):
         return word

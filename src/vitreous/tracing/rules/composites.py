@@ -107,10 +107,10 @@ def composed(text: str, defaults: Mapping[str, str] = DEFAULTS) -> Composite:
     words = [word.strip() for word in text.split(",") if word.strip()]
     is_named = bool(words) and words[0] in COMPOSITES
     defaults = COMPOSITES[words.pop(0)] if is_named else defaults
-    given = dict(map(_parse_word, words))
-    if "linear" in given and not is_named:
-        given = {"conv": given["linear"], **given}
-    rules = {place: _rule(place, word) for place, word in {**defaults, **given}.items()}
+    chosen = dict(map(_parse_word, words))
+    if "linear" in chosen and not is_named:
+        chosen = {"conv": chosen["linear"], **chosen}
+    rules = {place: _rule(place, word) for place, word in {**defaults, **chosen}.items()}
     is_held = isinstance(rules["attention"], ValueAttention)
     return Composite.of(
         "relevance",

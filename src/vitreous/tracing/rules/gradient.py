@@ -14,7 +14,6 @@ of a backward. So do guided backpropagation and DeepLift's rescale rule, whose r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -323,28 +322,18 @@ class _Pooled(torch.autograd.Function):
 
 
 def _to_largest(values: Tensor, x: Tensor, out: Tensor, options: dict[str, Any], first: bool) -> Tensor:
-    """Hand the number of each window ``[B, C, h, w]`` to where x is the window's largest: all to the first, or shares.
-
-    One step for each position inside a window: windows may overlap, those of one position do not.
-    """
+    """Hand the number of each window ``[B, C, h, w]`` to where x is largest in it: all to the first, or shares."""
     kernel, dilation = _pair(options["kernel_size"]), _pair(options.get("dilation", 1))
     stride, padding = _pair(options.get("stride") or options["kernel_size"]), _pair(options.get("padding", 0))
-    spans = [(count - 1) * step + 1 for count, step in zip(out.shape[2:], stride, strict=True)]
-    beyond = [  # how far the last window reaches: with ceil_mode further than the padding
-        max(padding[axis], spans[axis] + (kernel[axis] - 1) * dilation[axis] - padding[axis] - x.shape[2 + axis])
-        for axis in (0, 1)
-    ]
+    reach = [(out.shape[2 + i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 - padding[i] for i in (0, 1)]
+    beyond = [max(padding[i], reach[i] - x.shape[2 + i]) for i in (0, 1)]  # with ceil_mode further than the padding
     padded = F.pad(x, (padding[1], beyond[1], padding[0], beyond[0]), value=-torch.inf)
-    offsets = product(*(range(0, kernel[axis] * dilation[axis], dilation[axis]) for axis in (0, 1)))
-    places = [
-        (..., slice(top, top + spans[0], stride[0]), slice(left, left + spans[1], stride[1])) for top, left in offsets
-    ]
-    largest = torch.stack([padded[place] == out for place in places])
-    count = largest.cumsum(dim=0, dtype=torch.int32)
-    weights = (largest & (count == 1)).to(x.dtype) if first else largest.to(x.dtype) / count[-1:].clamp(min=1)
-    spread = padded.new_zeros(len(values), *padded.shape[1:])
-    for place, weight in zip(places, weights, strict=True):
-        spread[place] += values * weight
+    windows = F.unfold(padded.flatten(0, 1).unsqueeze(1), kernel, dilation, 0, stride)
+    largest = windows.view(*x.shape[:2], -1, *out.shape[2:]) == out.unsqueeze(2)  # by position inside the window
+    count = largest.cumsum(dim=2, dtype=torch.int32)
+    weights = (largest & (count == 1)).to(x.dtype) if first else largest.to(x.dtype) / count[:, :, -1:].clamp(min=1)
+    shares = (values.unsqueeze(2) * weights).flatten(0, 1).flatten(2)
+    spread = F.fold(shares, padded.shape[2:], kernel, dilation, 0, stride).view(len(values), *padded.shape[1:])
     inner: Tensor = spread[..., padding[0] : padding[0] + x.shape[2], padding[1] : padding[1] + x.shape[3]]
     return inner
 

@@ -189,11 +189,12 @@ class ZBox(LinearRule):
     eps: float = 1e-9
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        low, high = (bound.view(-1, *[1] * (x.ndim - 1)).expand_as(x) for bound in x.flatten(1).aminmax(dim=1))
+        bounds = (bound.view(-1, *[1] * (x.ndim - 1)).expand_as(x) for bound in x.flatten(1).aminmax(dim=1))
+        low, top = bounds
         plus, minus = signs(op.weight)
-        z = op.forward(x, op.weight) - op.forward(low, plus) - op.forward(high, minus)
+        z = op.forward(x, op.weight) - op.forward(low, plus) - op.forward(top, minus)
         s = flow / (z + self.eps)
-        return x * op.back(s, op.weight) - low * op.back(s, plus) - high * op.back(s, minus)
+        return x * op.back(s, op.weight) - low * op.back(s, plus) - top * op.back(s, minus)
 
 
 @dataclass(frozen=True)
