@@ -174,7 +174,7 @@ def test_status_estimates_what_is_left(whole: Path, tmp_path: Path) -> None:
     assert found.left == pytest.approx(found.seconds)  # as much again
     assert found.size == sum(file.stat().st_size for file in (out / "units").glob("*.npz"))
     assert found.to_json()["done"] == 4
-    assert dataclasses.asdict(found)["broken"] == ()
+    assert dataclasses.asdict(found)["damaged"] == ()
     disk.discard(out / "units" / f"{next(iter(store.finished()))}.npz")
     assert status(store).done == 3
     assert len(arrays(out)) == 3
