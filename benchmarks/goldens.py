@@ -46,13 +46,13 @@ def specs(infos: list[Any]) -> list[str]:
     return [spec for info in infos for spec in (info.name, *(f"{info.name}@{preset}" for preset in info.presets))]
 
 
-def parse_explainer(spec: str, name: str, needs_base: int) -> Any:
+def method_of(spec: str, name: str, needs_base: int) -> Any:
     base = {0: "", 1: "(ixg)", 2: "(ixg, generic)"}[needs_base]
     method = vt.get_method(spec + base)
     cheap = {
         key: value
         for key, value in CHEAP.items()
-        if isinstance(method.configs.get(key), int) and method.configs[key] > value
+        if isinstance(method.settings.get(key), int) and method.settings[key] > value
     }
     return type(method)(**{**method._fields(), **cheap})
 
@@ -62,7 +62,7 @@ def maps_of(label: str, model: Any, inputs: torch.Tensor, most: int | None = Non
         for spec in specs([info])[:most]:
             key = f"map/{label}/{spec}"
             try:
-                method = parse_explainer(spec, info.name, info.num_bases)
+                method = method_of(spec, info.name, info.num_bases)
                 maps, extras = method.attribute(model, inputs, target=1, extras=True, seed=3)
             except vt.VitreousError as error:
                 yield key, f"{type(error).__name__}"
@@ -75,8 +75,8 @@ def maps_of(label: str, model: Any, inputs: torch.Tensor, most: int | None = Non
 def scores_of(label: str, model: Any, data: Any, labels: list[int], truth: Any) -> Iterator[Entry]:
     for spec in specs(vt.list_metrics()):
         metric = vt.get_metric(spec)
-        if metric.configs.get("steps", 0) > MOST_STEPS:
-            metric = type(metric)(**{**metric.configs, "steps": MOST_STEPS})
+        if metric.settings.get("steps", 0) > MOST_STEPS:
+            metric = type(metric)(**{**metric.settings, "steps": MOST_STEPS})
         try:
             table = vt.evaluate(
                 model,

@@ -84,7 +84,7 @@ def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypa
     monkeypatch.undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bench(tiny(images=2), out)  # nothing is left to do: nothing is other_versions
+        bench(tiny(images=2), out)  # nothing is left to do: nothing is mixed
     with pytest.warns(VitreousWarning, match=r"run: 2 units were done by vitreous 0\.0\.1 \(abcd\), and what is left "):
         ran(tiny(images=4), out)
     store = Store(out)

@@ -60,16 +60,17 @@ def test_several_workers_and_one_that_is_killed(tmp_path: Path) -> None:
             killed.append(children[0].pid or 0)
             os.kill(killed[0], signal.SIGKILL)
 
-    made = bench(tiny(images=12), tmp_path / "run")
+    protocol = tiny(images=8)
+    made = bench(protocol, tmp_path / "run")
     run_engine(made, workers=2, progress=kill)
     assert killed
-    assert made.counts() == (12, 12)
+    assert made.counts() == (8, 8)
     assert not [
         active_child
         for active_child in multiprocessing.active_children()
         if active_child.name.startswith("vitreous-bench")
     ]
-    ran(tiny(images=12), tmp_path / "alone")
+    ran(protocol, tmp_path / "alone")
     assert_same(tmp_path / "run", tmp_path / "alone")
 
 

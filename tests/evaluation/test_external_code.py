@@ -284,7 +284,7 @@ def test_a_callable_may_change_its_own_deep_copy_and_flags(model: Any, inputs: T
         step(own)
         own.eval()
         images = images.requires_grad_()
-        own(images).collect(1, classes[:, None]).sum().backward()
+        own(images).gather(1, classes[:, None]).sum().backward()
         assert images.grad is not None
         return images.grad.sum(dim=1)
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from vitreous.benchmark.methods import mark_of, method_of
 
 import vitreous as vt
 from entering_points import TARGET, entering, gradient
 from families import FAMILIES, golden, images, verified
 from families_cnn import FAMILIES as CNNS
+from vitreous.benchmark.data import explainer_digest, parse_explainer
 from vitreous.datasets import pictures
 from vitreous.errors import ImageError, ModelError, SpecError
 from vitreous.methods.integrated_gradients import Background
@@ -412,11 +412,11 @@ def test_a_method_is_another_if_its_baselines_are(photos: Path) -> None:
     assert same.fingerprint != SHAP.fingerprint
 
     spec = f"gradient_shap(samples=6, background='{photos}')"
-    before = mark_of(spec, method_of(spec))
-    assert before == mark_of(spec, method_of(spec))
+    before = explainer_digest(spec, parse_explainer(spec))
+    assert before == explainer_digest(spec, parse_explainer(spec))
     pixels = np.zeros((40, 50, 3), np.uint8)
     Image.fromarray(pixels).save(photos / "2.png")
-    assert mark_of(spec, method_of(spec)) != before  # a run does not go on with other baselines
+    assert explainer_digest(spec, parse_explainer(spec)) != before  # a run does not go on with other baselines
 
 
 def test_a_folder_is_spelled_and_recorded(photos: Path) -> None:

@@ -170,10 +170,10 @@ def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
 
 def explicit_lengths(block: Block) -> Tensor:
     told = block.model.weights(block.layer)
-    other_versions = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
+    mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
     moved = torch.einsum("bhij,bhjd->bijhd", block.attn_weights, block.attn_values).flatten(3)
     if told.inner is not None:
-        moved = told.inner.linear(moved) / told.inner.deviation(other_versions).unsqueeze(2)
+        moved = told.inner.linear(moved) / told.inner.deviation(mixed).unsqueeze(2)
     parts = moved @ told.projection.T
     places = torch.arange(parts.shape[1])
     parts[:, places, places] += block.resid_pre
