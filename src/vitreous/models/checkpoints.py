@@ -43,42 +43,22 @@ _BLOCKS = {
 _OTHERS = re.compile(r"(?:(?:vit|deit)\.)?(?:embeddings\.)?(.+?)((?:\.(?:weight|bias))?)")
 
 _ENDS = {
-    "cls_token": "cls_token",
-    "distillation_token": "dist_token",
-    "position_embeddings": "pos_embed",
-    "patch_embeddings.projection": "patch_embed.proj",
-    "layernorm": "norm",
-    "classifier": "head",
-    "cls_classifier": "head",
-    "distillation_classifier": "head_dist",
-    "class_token": "cls_token",
-    "conv_proj": "patch_embed.proj",
-    "encoder.pos_embedding": "pos_embed",
-    "encoder.ln": "norm",
-    "heads.head": "head",
-}
+    "cls_token": "cls_token", "class_token": "cls_token", "distillation_token": "dist_token",
+    "position_embeddings": "pos_embed", "encoder.pos_embedding": "pos_embed",
+    "patch_embeddings.projection": "patch_embed.proj", "conv_proj": "patch_embed.proj",
+    "layernorm": "norm", "encoder.ln": "norm",
+    "classifier": "head", "cls_classifier": "head", "heads.head": "head", "distillation_classifier": "head_dist",
+}  # fmt: skip
 _BLOCK_ENDS = {
-    "layernorm_before": "norm1",
-    "layernorm_after": "norm2",
-    "attention.attention.query": "attn.q",
-    "attention.attention.key": "attn.k",
-    "attention.attention.value": "attn.v",
-    "attention.output.dense": "attn.proj",
-    "attention.q_proj": "attn.q",
-    "attention.k_proj": "attn.k",
-    "attention.v_proj": "attn.v",
-    "attention.o_proj": "attn.proj",
-    "intermediate.dense": "mlp.fc1",
-    "output.dense": "mlp.fc2",
-    "ln_1": "norm1",
-    "ln_2": "norm2",
+    "layernorm_before": "norm1", "ln_1": "norm1", "layernorm_after": "norm2", "ln_2": "norm2",
+    "attention.attention.query": "attn.q", "attention.attention.key": "attn.k", "attention.attention.value": "attn.v",
+    "attention.q_proj": "attn.q", "attention.k_proj": "attn.k", "attention.v_proj": "attn.v",
     "self_attention.in_proj": "attn.qkv",
-    "self_attention.out_proj": "attn.proj",
-    "mlp.0": "mlp.fc1",
-    "mlp.3": "mlp.fc2",
-    "mlp.linear_1": "mlp.fc1",
-    "mlp.linear_2": "mlp.fc2",
-}
+    "attention.output.dense": "attn.proj", "attention.o_proj": "attn.proj", "self_attention.out_proj": "attn.proj",
+    "intermediate.dense": "mlp.fc1", "mlp.0": "mlp.fc1", "mlp.linear_1": "mlp.fc1",
+    "output.dense": "mlp.fc2", "mlp.3": "mlp.fc2", "mlp.linear_2": "mlp.fc2",
+}  # fmt: skip
+"""Names outside the blocks and inside them, and timm's."""
 
 
 def translate(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str]:

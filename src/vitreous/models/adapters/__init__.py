@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitreous.errors import HeadError, ModelError
+from vitreous.errors import HeadError, ModelError, one_line
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import Checkpoint, classes_in
 
@@ -35,6 +35,11 @@ def size_pair(size: Any) -> tuple[int, int]:
     """Return height and width of a size that is given as one number or as two."""
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return int(height), int(width)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what another library raised."""
+    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 class StagedModel(VisionModel):

@@ -21,23 +21,35 @@ from weakref import WeakKeyDictionary
 from PIL import Image
 from torch import nn
 
-from vitreous.errors import ModelError, UnknownError, VitreousWarning, one_line
-from vitreous.models.adapters import read_checkpoint, size_pair
+from vitreous.errors import ModelError, UnknownError, VitreousWarning
+from vitreous.models.adapters import first_line, read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import fit
 from vitreous.models.preprocess import FILTERS, Preprocess, crop_ratio, match
 from vitreous.models.registry import ModelInfo, reachable
 
+_STEMS = {
+    "vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters", "swin": "Swin",
+}  # fmt: skip
 _MODEL_CLASSES = {
-    "vit": ("ViTForImageClassification",),
+    **{kind: (f"{stem}ForImageClassification",) for kind, stem in _STEMS.items()},
     "deit": ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-    "dinov2": ("Dinov2ForImageClassification",),
-    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification",),
-    "swin": ("SwinForImageClassification",),
     "clip": ("CLIPModel", "CLIPForImageClassification"),
     "siglip": ("SiglipModel", "SiglipForImageClassification"),
 }
-"""The classes of each type of configuration: the usual one, and one that the configuration may ask for."""
+"""The classes of each type of configuration: the usual one, and one that the configuration may name."""
+_ADAPTERS = dict.fromkeys(_STEMS.values(), "HFViT") | {
+    "Dinov2": "HFDinov2", "Dinov2WithRegisters": "HFDinov2", "Swin": "HFSwin",
+}  # fmt: skip
+_CLASSES_OF = {
+    **{f"{stem}ForImageClassification": adapter for stem, adapter in _ADAPTERS.items()},
+    "DeiTForImageClassificationWithTeacher": "HFViT",
+    **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), "HFTower"),
+    **dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot"),
+}
+"""The adapter of each class of model."""
+_TOWERS = {f"{stem}Model": adapter for stem, adapter in _ADAPTERS.items()}
+"""The same without a head: what other models are built around."""
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier")
 _T = TypeVar("_T")
@@ -118,11 +130,7 @@ def _call(name: str, function: Callable[[], _T]) -> _T:
         with _quiet():
             return function()
     except Exception as error:
-        raise ModelError(f"could not load hf/{name} ({_first_line(error)[:200]})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
+        raise ModelError(f"could not load hf/{name} ({first_line(error)[:200]})") from error
 
 
 @contextmanager
@@ -152,7 +160,7 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
         )
     except Exception as error:
         if not quiet:
-            reason = _first_line(error)[:120]
+            reason = first_line(error)[:120]
             warnings.warn(
                 f"hf/{name}: no image processor was found, the usual preprocessing is taken ({reason})",
                 VitreousWarning,
@@ -163,19 +171,6 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
             facts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return facts
 
-
-_ADAPTERS = {
-    "ViT": "HFViT", "DeiT": "HFViT", "Dinov2": "HFDinov2", "Dinov2WithRegisters": "HFDinov2", "Swin": "HFSwin",
-}  # fmt: skip
-_CLASSES_OF = {
-    **{f"{stem}ForImageClassification": adapter for stem, adapter in _ADAPTERS.items()},
-    "DeiTForImageClassificationWithTeacher": "HFViT",
-    **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), "HFTower"),
-    **dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot"),
-}
-"""The adapter of each class of model."""
-_TOWERS = {f"{stem}Model": adapter for stem, adapter in _ADAPTERS.items()}
-"""The same without a head: what other models are built around."""
 
 _REPOSITORIES = {
     224: """

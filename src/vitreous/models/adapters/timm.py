@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, nearest
-from vitreous.models.adapters import count_classes, read_checkpoint, size_pair
+from vitreous.models.adapters import count_classes, first_line, read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import fit
 from vitreous.models.pooling import Pooling
@@ -356,7 +356,7 @@ def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
     try:
         return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         if pretrained:
             text = f"could not fetch the weights of timm/{name} ({reason[:160]}); {advice}"
             raise ModelError(text) from error

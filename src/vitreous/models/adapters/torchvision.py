@@ -18,8 +18,8 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, UnknownError, nearest, one_line
-from vitreous.models.adapters import read_checkpoint, size_pair
+from vitreous.errors import ModelError, UnknownError, nearest
+from vitreous.models.adapters import first_line, read_checkpoint, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import fit
 from vitreous.models.preprocess import Preprocess, as_preprocess, crop_ratio, steps_of
@@ -157,7 +157,8 @@ def _create(name: str, size: tuple[int, int], options: dict[str, Any]) -> nn.Mod
     try:
         model: nn.Module = get_model(arch, weights=None, **fixed, **options)
     except Exception as error:
-        raise ModelError(f"could not build torchvision/{name} with {options}, size {size}: {_first(error)}") from error
+        reason = first_line(error)[:160]
+        raise ModelError(f"could not build torchvision/{name} with {options}, size {size}: {reason}") from error
     if not fixed:
         model.image_size = size  # type: ignore[assignment]  # others take any size; noted as torchvision's ViT does
     return model
@@ -201,11 +202,8 @@ def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True))
     except Exception as error:
-        raise ModelError(f"could not fetch the weights of torchvision/{name} ({_first(error)}); {advice}") from error
-
-
-def _first(error: Exception) -> str:
-    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])[:160]
+        reason = first_line(error)[:160]
+        raise ModelError(f"could not fetch the weights of torchvision/{name} ({reason}); {advice}") from error
 
 
 # -- what torchvision knows ----------------------------------------------------------------------------
