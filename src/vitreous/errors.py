@@ -17,7 +17,7 @@ class VitreousError(Exception):
     ...     vt.explain(model, image, method="rolout")
     ... except vt.VitreousError as error:
     ...     print(error)
-    unknown method 'rolout'; did you mean rollout, grad_rollout or inflow? at character 1: ▸rolout
+    unknown method 'rolout'; did you mean rollout, lrp_rollout or grad_rollout? at character 1: ▸rolout
     """
 
 

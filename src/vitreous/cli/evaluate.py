@@ -151,15 +151,21 @@ def _cost_notes(table: ScoreTable) -> list[str]:
 def _read_labels(path: Path) -> Any:
     """Return true classes in order or by file name."""
     labels = options.read_json(path, "labels")
-    rows, key = labels, "label"
     if isinstance(labels, dict) and "scenes" in labels:
-        rows, key = labels["scenes"], "class"
-    if rows and isinstance(rows, list) and all(isinstance(row, dict) and {"file", key} <= set(row) for row in rows):
-        labels = {row["file"]: row[key] for row in rows}
+        labels = _by_file(labels["scenes"], "class")
+    labels = _by_file(labels, "label")
     values = list(labels.values()) if isinstance(labels, dict) else labels
     if not isinstance(values, list) or not {type(value) for value in values} <= {int, str}:
         raise VitreousError(f"labels {path} must hold one class for each image")
     return labels
+
+
+def _by_file(rows: Any, key: str) -> Any:
+    """Return a list of tables as one value by file; anything else as it is."""
+    if not rows or not isinstance(rows, list):
+        return rows
+    is_table = all(isinstance(row, dict) and {"file", key} <= set(row) for row in rows)
+    return {row["file"]: row[key] for row in rows} if is_table else rows
 
 
 @with_model_options("class_names", "prompt", "dtype")

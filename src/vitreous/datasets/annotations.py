@@ -46,7 +46,7 @@ class Annotation:
     >>> half = np.zeros((64, 64), bool)
     >>> half[:, :32] = True
     >>> annotation = vt.Annotation(half)
-    >>> annotation.region().mean()
+    >>> float(annotation.region().mean())
     0.5
     """
 

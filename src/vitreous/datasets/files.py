@@ -165,15 +165,19 @@ def images_with_masks(path: Path) -> Listing:
     else:
         images = images_in(path)
         by_stem = _by_stem([file for file in images if file.suffix.lower() in _MASK_SUFFIXES])
-    masks = dict(zip(images, (_mask_of(image, by_stem) for image in images), strict=True))
-    images = [image for image in images if image not in set(masks.values())]
-    entries = [Entry(image.name, image, mask=masks[image]) for image in images]
+    entries = _pair_masks(images, by_stem)
     unmasked = [entry.name for entry in entries if entry.mask is None]
     if unmasked:
         raise misfit("masks", expected, f"{one_line(unmasked[0])} has none{_count_others(unmasked)}", path)
     if not entries:
         raise misfit("masks", expected, describe(path), path)
     return Listing(entries)
+
+
+def _pair_masks(images: Sequence[Path], by_stem: Mapping[str, list[Path]]) -> list[Entry]:
+    masks = {image: _mask_of(image, by_stem) for image in images}
+    taken = set(masks.values())
+    return [Entry(image.name, image, mask=mask) for image, mask in masks.items() if image not in taken]
 
 
 def _count_others(names: Sequence[str]) -> str:
@@ -347,6 +351,8 @@ def _check_boxes(source: str, row: Mapping[str, Any], path: Path) -> tuple[Box, 
 
 # -- annotations -------------------------------------------------------------------------------------------
 
+Annotate = Callable[[LoadedImage], Annotation]
+
 
 def load_annotations(
     path: str | Path, *, trimap: bool | None = None, ignore: int | None = None
@@ -382,11 +388,17 @@ def load_annotations(
     >>> annotations = vt.load_annotations(tmp_path / "boxes.json")
     """
     path = Path(path)
-    if os.path.isdir(path):
-        by_stem = _by_stem([file for file, _ in _contents(path) if file.suffix.lower() in _MASK_SUFFIXES])
-        if not by_stem:
-            raise ImageError(f"no masks in the folder {path}: they are images named like the others, and no JPEGs")
-        return lambda image: mask_annotation(image, _mask_named_like(image, by_stem, path), trimap, ignore)
+    return _masks_in(path, trimap, ignore) if os.path.isdir(path) else _rows_of(path, trimap, ignore)
+
+
+def _masks_in(folder: Path, trimap: bool | None, ignore: int | None) -> Annotate:
+    by_stem = _by_stem([file for file, _ in _contents(folder) if file.suffix.lower() in _MASK_SUFFIXES])
+    if not by_stem:
+        raise ImageError(f"no masks in the folder {folder}: they are images named like the others, and no JPEGs")
+    return lambda image: mask_annotation(image, _mask_named_like(image, by_stem, folder), trimap, ignore)
+
+
+def _rows_of(path: Path, trimap: bool | None, ignore: int | None) -> Annotate:
     segments, by_name = _read_annotations(path)
 
     def annotate(image: LoadedImage) -> Annotation:

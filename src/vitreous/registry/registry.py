@@ -32,13 +32,13 @@ def check_intervals(parameters: object, **intervals: str) -> None:
     """Refuse numbers outside their interval, such as ``share="(0, 1]"``: above 0, and at most 1."""
     for name, interval in intervals.items():
         value = getattr(parameters, name)
-        low, high = (float(end) for end in interval[1:-1].split(","))
-        above_low = low <= value if interval[0] == "[" else low < value
-        below_high = value <= high if interval[-1] == "]" else value < high
+        lower, upper = (float(end) for end in interval[1:-1].split(","))
+        above_low = lower <= value if interval[0] == "[" else lower < value
+        below_high = value <= upper if interval[-1] == "]" else value < upper
         if not (above_low and below_high):
-            limits = [f"{'at least' if interval[0] == '[' else 'above'} {low:g}"]
-            if high < math.inf:
-                limits.append(f"{'at most' if interval[-1] == ']' else 'below'} {high:g}")
+            limits = [f"{'at least' if interval[0] == '[' else 'above'} {lower:g}"]
+            if upper < math.inf:
+                limits.append(f"{'at most' if interval[-1] == ']' else 'below'} {upper:g}")
             raise SpecError(f"{name}={value} must be {' and '.join(limits)}")
 
 

@@ -187,7 +187,7 @@ class Scene(Creature):
     --------
     >>> scene = vt.world.Scene.of(3)
     >>> scene.name
-    'spiral'
+    'bellied pip'
     >>> "horn" in scene.without("horn").parts
     False
     """
@@ -374,8 +374,10 @@ def _read_fields(kind: Any, values: Any, what: str) -> dict[str, Any]:
     missing = next((name for name in needed if needed[name] and name not in values), None)
     if missing is not None:
         raise VitreousError(f"a {what} needs {missing!r}")
-    label = {"label": find_class(values["class"])} if "class" in needed else {}
-    return label | {n: tuple(v) if isinstance(v, list) else v for n, v in values.items() if n != "class"}
+    rows = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if "class" in needed:
+        rows["label"] = find_class(rows.pop("class"))
+    return rows
 
 
 def _needed_fields(kind: Any) -> dict[str, bool]:
