@@ -374,7 +374,7 @@ def _read_fields(kind: Any, values: Any, what: str) -> dict[str, Any]:
     missing = next((name for name in needed if needed[name] and name not in values), None)
     if missing is not None:
         raise VitreousError(f"a {what} needs {missing!r}")
-    rows = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    rows: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "class" in needed:
         rows["label"] = find_class(rows.pop("class"))
     return rows
