@@ -14,10 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from vitreous.code_digest.sources import is_from_file, is_library, report, source_of
-from vitreous.code_digest.writes import writes_of
+from vitreous.code_digest.writes import codes_of, writes_of
 from vitreous.errors import one_line
-
-__all__ = ["code_digest", "is_external", "is_unknown"]
 
 _UNKNOWN = "unknown "
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
@@ -67,23 +65,29 @@ class _Description:
         self.alive: list[Any] = []  # so that no two objects have one id
 
     def of(self, value: Any) -> Any:
-        if type(value) in _PLAIN:
-            return [type(value).__name__, repr(value)]
-        if type(value) is tuple:  # which tuples are one object is up to the compiler
+        kind = type(value)
+        if kind in _PLAIN:
+            return [kind.__name__, repr(value)]
+        if kind is tuple:  # which tuples are one object is up to the compiler
             return ["tuple", *map(self.of, value)]
-        if type(value) in (set, frozenset):  # their order is that of hashes, another one in every process
-            members = (json.dumps(_Description(self.sources, self.names).of(each)) for each in value)
-            return [type(value).__name__, *sorted(members)]
+        if kind in (set, frozenset):  # their order is that of hashes, another one in every process
+            return [kind.__name__, *sorted(json.dumps(_Description(self.sources, self.names).of(v)) for v in value)]
         if id(value) in self.names:
             return ["name", self.names[id(value)]]
         if id(value) in self.numbers:
             return ["again", self.numbers[id(value)]]
+        self._remember(value)
+        if kind is list:
+            return ["list", *map(self.of, value)]
+        if kind is dict:
+            return ["dict", *([self.of(key), self.of(member)] for key, member in _in_order(value))]
+        return self._thing(value)
+
+    def _remember(self, value: Any) -> None:
         self.numbers[id(value)] = len(self.numbers)
         self.alive.append(value)
-        if type(value) is list:
-            return ["list", *map(self.of, value)]
-        if type(value) is dict:
-            return ["dict", *([self.of(key), self.of(each)] for key, each in _in_order(value))]
+
+    def _thing(self, value: Any) -> Any:
         if isinstance(value, type):
             return self._class(value)
         if isinstance(value, _FUNCTION):
@@ -125,8 +129,7 @@ class _Description:
         """Describe the object that a method is bound to, without what that method writes."""
         if isinstance(value, type) or not is_external(value) or id(value) in self.numbers.keys() | self.names.keys():
             return self.of(value)
-        self.numbers[id(value)] = len(self.numbers)
-        self.alive.append(value)
+        self._remember(value)
         return self._reduced(value, writes_of([method], type(value)).attributes)
 
     def _reduced(self, value: Any, written: frozenset[str] = frozenset()) -> Any:
@@ -141,23 +144,23 @@ class _Description:
             return ["object", self.of(type(value)), stored, self._has_source(home), self.of(wrapped)]
         parts = [list(part) if isinstance(part, Iterator) else part for part in stored[:5]]
         if written and len(parts) > 2 and isinstance(parts[2], dict):
-            parts[2] = {name: each for name, each in parts[2].items() if name not in written}
+            parts[2] = {name: value for name, value in parts[2].items() if name not in written}
         return ["object", self.of(type(value)), *map(self.of, parts)]
 
     # -- code --------------------------------------------------------------------------------------------
 
-    def _class(self, made: type) -> Any:
-        if not is_external(made):
-            return ["class", made.__module__, made.__qualname__]
-        has_source = self._has_source(made.__module__)
-        told: list[Any] = [self.of(base) for base in made.__bases__ if is_external(base)]
-        for key, member in _in_order({k: var for k, var in vars(made).items() if not _is_internal(k, var)}):
+    def _class(self, cls: type) -> Any:
+        if not is_external(cls):
+            return ["class", cls.__module__, cls.__qualname__]
+        has_source = self._has_source(cls.__module__)
+        facts: list[Any] = [self.of(base) for base in cls.__bases__ if is_external(base)]
+        for key, member in _in_order({k: var for k, var in vars(cls).items() if not _is_internal(k, var)}):
             try:
-                told.append([key, self.of(member)])
+                facts.append([key, self.of(member)])
             except _UnknownCode:
                 if not has_source:
                     raise
-        return ["class", made.__module__ if has_source else "", made.__qualname__, *told]
+        return ["class", cls.__module__ if has_source else "", cls.__qualname__, *facts]
 
     def _function(self, function: Any) -> Any:
         home, name = _home(function), str(getattr(function, "__qualname__", ""))
@@ -171,13 +174,17 @@ class _Description:
         variables = zip(code.co_freevars, function.__closure__ or (), strict=False)
         cells = [cell for name, cell in variables if name not in written]
         bound = [_contents(cells), function.__defaults__, function.__kwdefaults__]
-        told = ["function", *map(self.of, bound)]
+        facts = ["function", *map(self.of, bound)]
         if not is_external(function) or (is_from_file(code, home) and self._has_source(home)):
-            return [home, name, *told, *([self._code(code)] if "<" in name else [])]  # several may have that name
-        globals_, imports = _references(code)
-        read = [each for each in globals_ if each in function.__globals__ and each not in written]
-        used = [[each, self.of(function.__globals__[each])] for each in read]
-        return [self._code(code), *told, used, [[each, self._has_source(each)] for each in imports]]
+            return [home, name, *facts, *([self._code(code)] if "<" in name else [])]  # several may have that name
+        return [self._code(code), *facts, *self._references(function, written)]
+
+    def _references(self, function: Any, written: frozenset[str]) -> list[Any]:
+        """Describe the globals and the modules that a function refers to."""
+        globals_, imports = _references(function.__code__)
+        read = [name for name in globals_ if name in function.__globals__ and name not in written]
+        used = [[name, self.of(function.__globals__[name])] for name in read]
+        return [used, [[name, self._has_source(name)] for name in imports]]
 
     def _code(self, code: types.CodeType) -> Any:
         facts = (code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -193,13 +200,13 @@ def _in_order(values: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _contents(cells: Iterable[Any]) -> list[Any]:
-    found = []
+    contents = []
     for cell in cells:
         try:
-            found.append(cell.cell_contents)
+            contents.append(cell.cell_contents)
         except ValueError:  # a variable that is not set yet
-            found.append(...)
-    return found
+            contents.append(...)
+    return contents
 
 
 def _wrapped_functions(value: Any) -> list[Any] | None:
@@ -236,15 +243,12 @@ def _array(value: Any) -> Any:
 
 def _references(code: types.CodeType) -> tuple[list[str], list[str]]:
     """Return the global names and the modules that code refers to, those of its inner functions included."""
-    found: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "LOAD_NAME": set(), "IMPORT_NAME": set()}
-    waiting = [code]
-    while waiting:
-        some = waiting.pop()
-        waiting += [co_const for co_const in some.co_consts if isinstance(co_const, types.CodeType)]
-        for instruction in dis.get_instructions(some):
-            if instruction.opname in found:
-                found[instruction.opname].add(str(instruction.argval))
-    return sorted(found["LOAD_GLOBAL"] | found["LOAD_NAME"]), sorted(found["IMPORT_NAME"] - {""})
+    names: dict[str, set[str]] = {"LOAD_GLOBAL": set(), "LOAD_NAME": set(), "IMPORT_NAME": set()}
+    for part in codes_of(code):
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in names:
+                names[instruction.opname].add(str(instruction.argval))
+    return sorted(names["LOAD_GLOBAL"] | names["LOAD_NAME"]), sorted(names["IMPORT_NAME"] - {""})
 
 
 def _home(thing: Any) -> str:

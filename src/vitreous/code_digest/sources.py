@@ -9,20 +9,21 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from importlib import metadata
+from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousWarning
 
-__all__ = ["is_from_file", "is_library", "report", "source_of"]
-
 _LIBRARIES = frozenset(
     ("vitreous", "torch", "torchvision", "timm", "transformers", "numpy", "scipy", "PIL", "safetensors", "rich")
 )
 """Vitreous and what it runs with: their versions are recorded with every result, and make no other identity."""
+_IMPORT = "import_module"
 _first_read: dict[str, tuple[Any, str]] = {}
 """By module: its spec, which another import replaces, and the digest of its file when that was first read."""
 _reported: set[str] = set()
@@ -63,38 +64,36 @@ def source_of(home: str) -> list[Any] | None:
     place = _place(home)
     if place is None or place.file is None:
         return None
-    installed = _installed(home, place.file)
+    installed = _distribution(home.partition(".")[0]) if _is_installed(place.file) else None
     return [installed] if installed is not None else _local_files(home)
 
 
 def _local_files(home: str) -> list[Any] | None:
     """Describe the file of a module and every one that it imports; ``None`` where it cannot be read."""
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     waiting = [home]
     while waiting:
         name = waiting.pop()
         package = name.partition(".")[0]
-        place = _place(name) if name not in found and not is_library(package) else None
+        place = None if name in files or is_library(package) else _place(name)
         if place is None or place.file is None:
             continue
-        installed = _installed(name, place.file)
-        if installed is not None:
-            found[package] = installed
+        if _is_installed(place.file) and _distribution(package) is not None:
+            files[package] = _distribution(package)
             continue
         content = _content(name, place.file)
-        if content is None:
-            if name == home:
-                return None
-            continue
-        found[name] = [_digest(content), *_edited(name, content)]
-        inside = name if place.folders else name.rpartition(".")[0]
-        waiting += _imports(content, _package_of(name, inside))
-    return [[name if name != home else "", told] for name, told in sorted(found.items())]
+        if content is not None:
+            files[name] = [_digest(content), *_edited(name, content)]
+            waiting += _imports(content, _package_of(name, place))
+        elif name == home:
+            return None
+    return [["" if name == home else name, facts] for name, facts in sorted(files.items())]
 
 
-def _package_of(name: str, usual: str) -> str:
+def _package_of(name: str, place: _Place) -> str:
     """Return the package that relative imports of a module start from; that of a script is its own word."""
-    return str(getattr(sys.modules.get(name), "__package__", None) or usual)
+    package = getattr(sys.modules.get(name), "__package__", None)
+    return str(package or (name if place.folders else name.rpartition(".")[0]))
 
 
 def _place(name: str) -> _Place | None:
@@ -103,20 +102,13 @@ def _place(name: str) -> _Place | None:
     if module is not None:
         file = getattr(module, "__file__", None)
         return _Place(None if file is None else str(file), tuple(map(str, getattr(module, "__path__", ()))))
-    package, _, last = name.rpartition(".")
-    if not package:
-        return _top_level_place(name)
-    above = _place(package)
-    for folder in above.folders if above is not None else ():
-        for file in (Path(folder, last, "__init__.py"), Path(folder, f"{last}.py")):
-            if file.is_file():
-                return _Place(str(file), (str(file.parent),) if file.stem == "__init__" else ())
-    return None
-
-
-def _top_level_place(name: str) -> _Place | None:
+    parent = name.rpartition(".")[0]
+    above = _place(parent) if parent else None
     try:
-        spec = importlib.util.find_spec(name)
+        if not parent:
+            spec = importlib.util.find_spec(name)
+        else:
+            spec = PathFinder.find_spec(name, above.folders) if above is not None and above.folders else None
     except (ImportError, ValueError, AttributeError):
         return None
     if spec is None:
@@ -147,10 +139,10 @@ def _edited(name: str, content: bytes) -> list[str]:
     module = sys.modules.get(name)
     if module is None:
         return []
-    mark, now = getattr(module, "__spec__", None) or module, _digest(content)
-    known, then = _first_read.get(name, (None, ""))
-    if known is not mark:
-        _first_read[name] = mark, now
+    spec, now = getattr(module, "__spec__", None) or module, _digest(content)
+    first_spec, then = _first_read.get(name, (None, ""))
+    if first_spec is not spec:
+        _first_read[name] = spec, now
         return []
     if then != now:
         report(f"{name} has changed since it was imported: start again to use it as it is now")
@@ -169,33 +161,32 @@ def _imports(content: bytes, package: str) -> tuple[str, ...]:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):  # compiled, or of another Python
         return ()
-    found: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*(part for part in above if part), *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            named = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
-            found += [f"{package}{each}" if each.startswith(".") else each for each in named if isinstance(each, str)]
-    return tuple(dict.fromkeys(_with_packages(found)))
+    names = (name for node in ast.walk(tree) for name in _imported_by(node, package))
+    return tuple(dict.fromkeys(_with_packages(names)))
+
+
+def _imported_by(node: ast.AST, package: str) -> list[str]:
+    """Return the names of the modules that a statement or a call may import."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        base = ".".join(filter(None, [*above, node.module]))
+        return [base, *(f"{base}.{alias.name}" if base else alias.name for alias in node.names)]
+    function = getattr(node, "func", None)
+    if isinstance(node, ast.Call) and node.args and getattr(function, "attr", getattr(function, "id", "")) == _IMPORT:
+        name = getattr(node.args[0], "value", None)
+        return [f"{package}{name}" if name.startswith(".") else name] if isinstance(name, str) else []
+    return []
 
 
 def _with_packages(names: Iterable[str]) -> Iterator[str]:
     """Yield every module with the packages around it, which are imported with it."""
-    for name in names:
-        parts = name.split(".")
-        yield from (".".join(parts[: end + 1]) for end in range(len(parts)) if parts[0])
+    for name in filter(None, names):
+        yield from accumulate(name.split("."), "{}.{}".format)
 
 
 # -- installed packages ------------------------------------------------------------------------------------------
-
-
-def _installed(name: str, file: str) -> list[str] | None:
-    """Return name and version of an installed package, with a digest of its files; ``None`` for files of one's own."""
-    return _distribution(name.partition(".")[0]) if _is_installed(file) else None
 
 
 def _is_installed(file: str) -> bool:
@@ -211,17 +202,15 @@ def _library_folders() -> tuple[str, ...]:
 def _distribution(package: str) -> list[str] | None:
     """Return what the installer recorded about a package; ``None`` where there is no record."""
     try:
-        known = metadata.distribution(package)
+        distribution = metadata.distribution(package)
     except (metadata.PackageNotFoundError, ValueError):
-        names = _distributions().get(package)
+        names = _packages_distributions().get(package)
         if not names:
             return None
-        known = metadata.distribution(names[0])
-    lines = (known.read_text("RECORD") or "").splitlines()
+        distribution = metadata.distribution(names[0])
+    lines = (distribution.read_text("RECORD") or "").splitlines()
     lines = sorted(line for line in lines if ".py," in line and not line.startswith(".."))
-    return ["installed", package, str(known.version), _digest("\n".join(lines).encode())]
+    return ["installed", package, str(distribution.version), _digest("\n".join(lines).encode())]
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return metadata.packages_distributions()
+_packages_distributions = cache(metadata.packages_distributions)

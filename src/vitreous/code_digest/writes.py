@@ -9,19 +9,16 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from vitreous.code_digest.sources import is_library
 
-__all__ = ["Writes", "functions_of", "names_read", "writes_of"]
-
-_MUTATORS = frozenset(
-    (
-        *("append", "appendleft", "extend", "insert", "add", "update", "setdefault", "move_to_end"),
-        *("pop", "popitem", "remove", "discard", "clear"),
-    )
-)
+_MUTATORS = {
+    "append", "appendleft", "extend", "insert", "add", "update", "setdefault", "move_to_end", "pop", "popitem",
+    "remove", "discard", "clear",
+}  # fmt: skip
 _SETTERS = frozenset(("setattr", "__setattr__", "register_buffer", "__dict__"))
 _GETTERS = frozenset(("getattr", "setattr", "vars", "__dict__"))
 _SHORTEST_PIECE = 3
@@ -50,31 +47,28 @@ def writes_of(functions: Iterable[Any], owner: type | None = None, until: type =
 
     Methods that ``until`` has are not followed, nor functions of other files of Python and libraries.
     """
-    own: set[str] = set()
-    other: set[str] = set()
-    variables: set[str] = set()
-    read: set[str] = set()
+    total = _Facts()
     visited: set[types.CodeType] = set()
-    homes = frozenset() if owner is None else frozenset(str(each.__module__) for each in owner.__mro__)
-    waiting = [(function, True) for every in functions for function in functions_of(every)]
+    homes = frozenset() if owner is None else frozenset(str(base.__module__) for base in owner.__mro__)
+    waiting = [(function, True) for member in functions for function in functions_of(member)]
     while waiting:
         function, is_method = waiting.pop()
         if function.__code__ in visited:
             continue
         visited.add(function.__code__)
         facts = _facts(function.__code__)
-        own |= facts.own if is_method else frozenset()
-        other |= facts.other | (frozenset() if is_method else facts.own)
-        variables |= facts.variables
-        read |= facts.attributes
+        (total.own if is_method else total.other).update(facts.own)
+        total.other |= facts.other
+        total.variables |= facts.variables
+        total.attributes |= facts.attributes
         waiting += [(method, True) for method in _methods(owner, facts.attributes, until)]
-        waiting += [(each, False) for each in _called(function, facts.globals, homes)]
-    return Writes(frozenset(own), frozenset(other), frozenset(variables), frozenset(read))
+        waiting += [(called, False) for called in _called(function, facts.globals, homes)]
+    return Writes(*map(frozenset, (total.own, total.other, total.variables, total.attributes)))
 
 
 def names_read(functions: Iterable[Any]) -> frozenset[str]:
     """Return the names of all attributes that functions may read, and pieces of names that they put together."""
-    return frozenset().union(*(_names_read(each.__code__) for every in functions for each in functions_of(every)))
+    return frozenset().union(*(_names_read(f.__code__) for member in functions for f in functions_of(member)))
 
 
 def functions_of(member: Any) -> Iterator[types.FunctionType]:
@@ -98,11 +92,11 @@ def functions_of(member: Any) -> Iterator[types.FunctionType]:
 
 def _methods(owner: type | None, names: Iterable[str], until: type) -> Iterator[types.FunctionType]:
     """Yield the methods of these names in a class and all classes above: ``super()`` may ask for any of them."""
-    classes = [] if owner is None else [each for each in owner.__mro__ if not issubclass(until, each)]
+    classes = [] if owner is None else [base for base in owner.__mro__ if not issubclass(until, base)]
     for name in names:
-        for each in classes:
-            if name in vars(each):
-                yield from functions_of(vars(each)[name])
+        for base in classes:
+            if name in vars(base):
+                yield from functions_of(vars(base)[name])
 
 
 def _called(function: types.FunctionType, names: Iterable[str], homes: frozenset[str]) -> Iterator[types.FunctionType]:
@@ -110,69 +104,69 @@ def _called(function: types.FunctionType, names: Iterable[str], homes: frozenset
     for name in names:
         value = function.__globals__.get(name)
         if isinstance(value, types.FunctionType):
-            package = str(value.__globals__.get("__name__", "")).partition(".")[0]
-            if str(value.__globals__.get("__name__")) in homes or not is_library(package):
+            home = str(value.__globals__.get("__name__", ""))
+            if home in homes or not is_library(home.partition(".")[0]):
                 yield value
 
 
-class _Facts(NamedTuple):
-    own: frozenset[str]
-    other: frozenset[str]
-    variables: frozenset[str]
-    attributes: frozenset[str]
-    globals: frozenset[str]
+@dataclass
+class _Facts:
+    """What some code writes and reads, the functions inside it included."""
+
+    own: set[str] = field(default_factory=set)
+    other: set[str] = field(default_factory=set)
+    variables: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+    globals: set[str] = field(default_factory=set)
+
+    def add(self, steps: list[dis.Instruction], number: int, first: str | None) -> None:
+        """Take in one step of a function whose first parameter is ``first``."""
+        step, before = steps[number], steps[number - 1]
+        name = str(step.argval)
+        if step.opname in _STORES:
+            is_own = first is not None and _is_variable(before, first)
+            (self.own if is_own else self.other).add(name)
+        elif step.opname in _STORED_VARIABLES:
+            self.variables.add(name)
+        elif step.opname in _LOADED_ATTRIBUTES:
+            self.attributes.add(name)
+            if name in _MUTATORS or (name.endswith("_") and not name.endswith("__")):
+                self._add_target(before)
+        elif step.opname == "LOAD_GLOBAL":
+            self.globals.add(name)
+        elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+            self._add_target(_container(steps, number))
+
+    def _add_target(self, step: dis.Instruction | None) -> None:
+        """Note what is changed in place: an attribute, or a variable that is not of the function itself."""
+        if step is not None and step.opname in _LOADED_ATTRIBUTES:
+            self.other.add(str(step.argval))
+        elif step is not None and step.opname in _LOADED_VARIABLES:
+            self.variables.add(str(step.argval))
 
 
 @lru_cache(maxsize=4096)
 def _facts(code: types.CodeType) -> _Facts:
-    """Read one function, those inside it included."""
-    own: set[str] = set()
-    other: set[str] = set()
-    variables: set[str] = set()
-    attributes: set[str] = set()
-    global_names: set[str] = set()
-    for part in _codes(code):
+    facts = _Facts()
+    for part in codes_of(code):
         first = part.co_varnames[0] if part is code and part.co_argcount else None
-        steps = [
-            instruction
-            for instruction in dis.get_instructions(part)
-            if instruction.opname not in ("CACHE", "EXTENDED_ARG")
-        ]
         if _SETTERS & set(part.co_names):
-            own |= {co_const for co_const in part.co_consts if isinstance(co_const, str) and co_const.isidentifier()}
-        for number, step in enumerate(steps):
-            name = str(step.argval)
-            before = steps[number - 1] if number else None
-            if step.opname in _STORES:
-                is_own = first is not None and before is not None and _is_variable(before, first)
-                (own if is_own else other).add(name)
-            elif step.opname in _STORED_VARIABLES:
-                variables.add(name)
-            elif step.opname in _LOADED_ATTRIBUTES:
-                attributes.add(name)
-                if before is not None and (name in _MUTATORS or (name.endswith("_") and not name.endswith("__"))):
-                    _add_target(before, other, variables)
-            elif step.opname == "LOAD_GLOBAL":
-                global_names.add(name)
-            elif step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-                target = _container(steps, number)
-                if target is not None:
-                    _add_target(target, other, variables)
-    return _Facts(*map(frozenset, (own, other, variables, attributes, global_names)))
+            facts.own |= _identifiers(part)
+        steps = [step for step in dis.get_instructions(part) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+        for number in range(len(steps)):
+            facts.add(steps, number, first)
+    return facts
+
+
+def _identifiers(code: types.CodeType) -> set[str]:
+    """Return the texts in code that could be names."""
+    return {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
 
 
 def _is_variable(step: dis.Instruction, name: str) -> bool:
     """Whether a step loads a variable of the function last; some Pythons load two at once."""
     last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
     return step.opname.startswith("LOAD_FAST") and last == name
-
-
-def _add_target(step: dis.Instruction, attributes: set[str], variables: set[str]) -> None:
-    """Note what is changed in place: an attribute, or a variable that is not of the function itself."""
-    if step.opname in _LOADED_ATTRIBUTES:
-        attributes.add(str(step.argval))
-    elif step.opname in _LOADED_VARIABLES:
-        variables.add(str(step.argval))
 
 
 def _container(steps: list[dis.Instruction], number: int) -> dis.Instruction | None:
@@ -194,16 +188,17 @@ def _container(steps: list[dis.Instruction], number: int) -> dis.Instruction | N
 @lru_cache(maxsize=4096)
 def _names_read(code: types.CodeType) -> frozenset[str]:
     names = set(_facts(code).attributes)
-    for part in _codes(code):
-        words = {co_const for co_const in part.co_consts if isinstance(co_const, str) and co_const.isidentifier()}
+    for part in codes_of(code):
+        words = _identifiers(part)
         names |= words
         if _GETTERS & set(part.co_names):  # getattr(self, f"scale_{number}")
             names |= {f"*{word}" for word in words if len(word) >= _SHORTEST_PIECE}
     return frozenset(names)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code and that of all functions inside it."""
     yield code
-    for co_const in code.co_consts:
-        if isinstance(co_const, types.CodeType):
-            yield from _codes(co_const)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from codes_of(const)
