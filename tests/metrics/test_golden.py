@@ -72,9 +72,9 @@ def test_ends(model: Any, inputs: Tensor) -> None:
     requests = {name: request for spec in names for name, request in vt.get_metric(spec).requests(SHAPE).items()}
     kept, removed = (answers.log_probability(requests[name])[:, [0, -1]] for name in ("insertion", "deletion"))
     np.testing.assert_array_equal(kept, removed[:, ::-1])
-    np.testing.assert_array_equal(kept[:, 1], answers.clean_log_probability())
+    np.testing.assert_array_equal(kept[:, 1], answers.log_probability())
     expected = vt.wrap(model).logits(inputs).log_softmax(dim=1).amax(dim=1)
-    np.testing.assert_allclose(answers.clean_log_probability(), expected, atol=1e-5)
+    np.testing.assert_allclose(answers.log_probability(), expected, atol=1e-5)
 
 
 def test_linear_model() -> None:

@@ -36,7 +36,7 @@ class Ratio(Metric):
         return {"removed": RankedRemoval.deletion("black", [self.count])}
 
     def score(self, evaluation: Evaluation) -> Any:
-        return np.stack([evaluation.probability("removed")[:, 0], evaluation.clean_probability()], axis=1)
+        return np.stack([evaluation.probability("removed")[:, 0], evaluation.probability()], axis=1)
 
     def per_image(self, parts: Any) -> Any:
         return parts[:, 0] / parts[:, 1]

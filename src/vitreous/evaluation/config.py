@@ -77,7 +77,7 @@ class EvaluationPlan:
     @property
     def baselines(self) -> list[str]:
         """What takes the place of removed pixels."""
-        return sorted(frozenset[str]().union(*(request.baselines(self.image_shape) for request in self.requests)))
+        return sorted({name for request in self.requests for name in request.baselines(self.image_shape)})
 
     def forwards_per_image(self) -> int | None:
         """Return how many states an image takes; ``None`` where that depends on its classes or its parts."""

@@ -312,7 +312,7 @@ def unit(
         curves=curves,
         flags={(name, mode): answers[name].with_classes(mode).flags for name in plan.methods for mode in pool.modes},
         confidence={
-            name: some.with_classes(score_class=name).clean_probability() for name in plan.columns if name != "given"
+            name: some.with_classes(score_class=name).probability() for name in plan.columns if name != "given"
         },
         states=pool.runner.states,
         audit=pool.runner.audit,

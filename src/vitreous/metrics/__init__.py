@@ -15,10 +15,10 @@ from vitreous.metrics import (  # noqa: F401  # isort: skip
     localization,
     segmentation,
 )
-from vitreous.metrics.base import Metric, MetricInfo, MetricResult, get_metric, list_metrics, register_metric
-from vitreous.metrics.baselines import BASELINES, Baseline
+from vitreous.metrics.base import Metric, MetricInfo, get_metric, list_metrics, register_metric
+from vitreous.metrics.baselines import BASELINES
 from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig
-from vitreous.metrics.bootstrap import Bin, Difference, Interval, bins, difference, intervals
+from vitreous.metrics.bootstrap import bins, difference, intervals
 from vitreous.metrics.evaluation import Evaluation, Evaluator, Maps
 from vitreous.metrics.ranking import Curve
 from vitreous.metrics.requests import (
@@ -40,24 +40,19 @@ from vitreous.metrics.requests import (
 __all__ = [
     "BASELINES",
     "AnnotationRequest",
-    "Baseline",
     "BatchRunner",
-    "Bin",
     "Curve",
-    "Difference",
     "Evaluation",
     "EvaluationConfig",
     "Evaluator",
     "GivenMasks",
     "ImageShape",
     "Images",
-    "Interval",
     "Maps",
     "Masks",
     "Measured",
     "Metric",
     "MetricInfo",
-    "MetricResult",
     "RandomMasks",
     "RankedRemoval",
     "Reattribution",

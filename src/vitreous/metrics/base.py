@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from vitreous import registry
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import MapError, SpecError, VitreousError, one_line
 from vitreous.metrics.baselines import check_baseline
@@ -20,17 +21,6 @@ from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import FLAGS, Array, Curve
 from vitreous.metrics.requests import ImageShape, Request, num_states
-from vitreous.registry import (
-    Paper,
-    Parameter,
-    Registry,
-    check_at_least,
-    check_choice,
-    find_papers,
-    format_value,
-    parameters_of,
-    parse_spec,
-)
 
 if TYPE_CHECKING:
     from vitreous.metrics.verdicts import Verdict
@@ -40,12 +30,25 @@ _USUAL_SHAPE = ImageShape((224, 224), (14, 14))
 
 def choice(default: str, *others: str, kw_only: bool = False) -> Any:
     """Return a field that takes one of a few words."""
-    return field(default=default, kw_only=kw_only, metadata={"check": check_choice, "limit": (default, *others)})
+    return field(
+        default=default, kw_only=kw_only, metadata={"check": registry.check_choice, "limit": (default, *others)}
+    )
 
 
 def number(default: float, at_least: float, kw_only: bool = False) -> Any:
     """Return a field that takes a number that is not too small."""
-    return field(default=default, kw_only=kw_only, metadata={"check": check_at_least, "limit": at_least})
+    return field(default=default, kw_only=kw_only, metadata={"check": registry.check_at_least, "limit": at_least})
+
+
+def odd_number(default: int) -> Any:
+    """Return a field that takes an odd number: the rows and columns of a kernel."""
+    return field(default=default, metadata={"check": _check_odd, "limit": 1})
+
+
+def _check_odd(name: str, value: int, minimum: int) -> None:
+    registry.check_at_least(name, value, minimum)
+    if value % 2 == 0:
+        raise SpecError(f"{name}={value} must be odd")
 
 
 def baseline_name(default: str, fades: bool = False) -> Any:
@@ -265,7 +268,7 @@ class Metric:
     def spec(self) -> str:
         """The shortest spec that gives this metric again."""
         values = [(p.name, getattr(self, p.name), p.default) for p in self.info.parameters]
-        parts = [f"{name}={format_value(value)}" for name, value, default in values if value != default]
+        parts = [f"{name}={registry.format_value(value)}" for name, value, default in values if value != default]
         return self.info.name + (f"({', '.join(parts)})" if parts else "")
 
     @property
@@ -310,9 +313,9 @@ class MetricInfo:
     family: str
     factory: type[Metric]
     aliases: tuple[str, ...] = ()
-    papers: tuple[Paper, ...] = ()
+    papers: tuple[registry.Paper, ...] = ()
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    builds_on: tuple[Paper, ...] = ()
+    builds_on: tuple[registry.Paper, ...] = ()
     example: ClassVar[str] = ""  # no metric has a required parameter
 
     @property
@@ -321,9 +324,9 @@ class MetricInfo:
         return inspect.cleandoc(self.factory.__doc__ or "").splitlines()[0]
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[registry.Parameter, ...]:
         """The metric's own parameters first, those of all metrics last."""
-        return parameters_of(self.factory, MetricInfo=MetricInfo)
+        return registry.parameters_of(self.factory, MetricInfo=MetricInfo)
 
     @property
     def default(self) -> Metric:
@@ -349,17 +352,17 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-REGISTRY: Registry[MetricInfo] = Registry("metric", "vitreous.metrics", FAMILIES)
+REGISTRY: registry.Registry[MetricInfo] = registry.Registry("metric", "vitreous.metrics", FAMILIES)
 
 
 def register_metric(
     name: str,
     *,
     family: str,
-    papers: tuple[str | Paper, ...] = (),
+    papers: tuple[str | registry.Paper, ...] = (),
     aliases: tuple[str, ...] = (),
     presets: Mapping[str, Mapping[str, Any]] | None = None,
-    builds_on: tuple[str | Paper, ...] = (),
+    builds_on: tuple[str | registry.Paper, ...] = (),
 ) -> Callable[[M], M]:
     """Register a metric class under a name; used as a decorator on a dataclass.
 
@@ -392,10 +395,10 @@ def register_metric(
     >>> del REGISTRY.by_name["peak"]
     """
 
+    proposed_by, related = registry.find_papers(papers), registry.find_papers(builds_on)
+
     def decorate(factory: M) -> M:
-        info = MetricInfo(
-            name, family, factory, aliases, find_papers(papers), presets or {}, builds_on=find_papers(builds_on)
-        )
+        info = MetricInfo(name, family, factory, aliases, proposed_by, presets or {}, related)
         REGISTRY.add(info)
         factory.info = info
         return factory
@@ -432,5 +435,5 @@ def get_metric(spec: str | Metric) -> Metric:
     >>> vt.get_metric("deletion(baseline=black, steps=8)").num_forwards()
     7
     """
-    metric: Metric = parse_spec(spec, Metric, REGISTRY)
+    metric: Metric = registry.parse_spec(spec, Metric, REGISTRY)
     return metric

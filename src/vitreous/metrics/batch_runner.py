@@ -122,12 +122,6 @@ class Audit:
     agreement: float
     """Share of states with the same arg-max."""
 
-    def __str__(self) -> str:
-        return (
-            f"audit of {self.states} states against float32: log p differs by at most {self.log_probability:.2g}, "
-            f"p by {self.probability:.2g}, arg-max agrees on {self.agreement:.1%}"
-        )
-
     def __or__(self, other: Audit | None) -> Audit:
         """Return the audit of the states of both."""
         if other is None:
@@ -161,8 +155,13 @@ class Auditor:
     samples: list[_Sample] = field(default_factory=list)
     compared: list[Tensor] = field(default_factory=list)
 
-    def add_images(self, inputs: Tensor, classes: Tensor, logprobs: Tensor) -> None:
-        """Perhaps pick a state from a batch of images that was just run."""
+    def add(self, inputs: Tensor, keep: Tensor | None, classes: Tensor, logprobs: Tensor) -> None:
+        """Perhaps pick a state from a batch of images that was just run, or compare some of a batch of token states."""
+        if keep is not None:
+            if self.token_batches in {0, *(8**power for power in range(1, 12))}:
+                self._compare(self.exact(inputs[:4], keep[:4]), _Sample(inputs[:4], classes[:4], logprobs[:4]))
+            self.token_batches += 1
+            return
         if self.image_batches % self.stride == 0:
             row = [self.image_batches % len(inputs)]
             self.samples.append(_Sample(inputs[row], classes[row], logprobs[row]))
@@ -170,12 +169,6 @@ class Auditor:
                 self._compare_samples()
                 self.stride *= 2
         self.image_batches += 1
-
-    def add_tokens(self, inputs: Tensor, keep: Tensor, classes: Tensor, logprobs: Tensor) -> None:
-        """Perhaps compare some of a batch of token states that was just run."""
-        if self.token_batches in {0, *(8**power for power in range(1, 12))}:
-            self._compare(self.exact(inputs[:4], keep[:4]), _Sample(inputs[:4], classes[:4], logprobs[:4]))
-        self.token_batches += 1
 
     def result(self) -> Audit | None:
         """Return the differences, if there was anything to compare."""
@@ -329,17 +322,13 @@ class BatchRunner:
         log_probability, logit, arg_max = np.split(by_slot, [scored, 2 * scored], axis=1)
         if self._auditor is not None:
             self.audit = self._auditor.result()
-            _log.info("%s", self.audit)
+            _log.info("half precision against float32: %s", self.audit)
         return Readings(log_probability, logit, arg_max[:, 0].astype(np.int64))
 
     def _run_images(self) -> None:
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
         self._inpaint(inputs)
-        logits = self._run(inputs)
-        self.record(logits, classes, np.concatenate(self._pending))
-        if self._auditor is not None:
-            self._auditor.add_images(inputs, classes, logits.log_softmax(dim=1))
-        self._report(0, self._filled)
+        self._answer(inputs, None, classes, np.concatenate(self._pending))
         self._filled, self._pending, self._missing = 0, [], []
 
     def _inpaint(self, batch: Tensor) -> None:
@@ -360,11 +349,15 @@ class BatchRunner:
             free -= len(states.slots)
         inputs = torch.cat([self._kept_tokens(states) for states in taken])
         keep, classes = torch.cat([states.keep for states in taken]), torch.cat([states.classes for states in taken])
+        self._answer(inputs, keep, classes, np.concatenate([states.slots for states in taken]))
+
+    def _answer(self, inputs: Tensor, keep: Tensor | None, classes: Tensor, slots: Array) -> None:
+        """Run one batch, keep its answers, perhaps audit it, and report it."""
         logits = self._run(inputs, keep)
-        self.record(logits, classes, np.concatenate([states.slots for states in taken]))
+        self.record(logits, classes, slots)
         if self._auditor is not None:
-            self._auditor.add_tokens(inputs, keep, classes, logits.log_softmax(dim=1))
-        self._report(keep.shape[1], len(inputs))
+            self._auditor.add(inputs, keep, classes, logits.log_softmax(dim=1))
+        self._report(0 if keep is None else keep.shape[1], len(inputs))
 
     def _kept_tokens(self, states: _Tokens) -> Tensor:
         """Return prefix tokens and the patches that stay, ``[n, prefix + k, D]``."""

@@ -7,8 +7,9 @@ states have been run: all that a metric reads.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,17 +19,16 @@ from torch import Tensor
 from vitreous.errors import MapError, TargetError, VitreousError
 from vitreous.metrics.baselines import BASELINES
 from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig, Readings
-from vitreous.metrics.perturb import ImageBatch, ImageShape, MapBatch, copies
+from vitreous.metrics.perturb import ImageBatch, ImageShape, MapBatch, copies, on
 from vitreous.metrics.ranking import NONFINITE, Array, enlarged, finite, flag, patched, sound
 from vitreous.metrics.requests import (
     CLEAN,
-    FULLY_REMOVED,
     RankedRemoval,
     Reattribution,
     RemovalLayout,
     Request,
     enqueue_orders,
-    on,
+    removal_slots,
 )
 from vitreous.models import VisionModel
 
@@ -48,11 +48,6 @@ class AnswerTable:
     def add(self, kind: str, rows: Array, request: Hashable = None, explain_class: str | None = None) -> None:
         """Append what is known of the next images."""
         self._rows[kind, request, explain_class].append(rows)
-
-    def last(self, kind: str, request: Hashable = None) -> Array | None:
-        """Return what was appended last, if anything was."""
-        rows = self._rows.get((kind, request, None))
-        return rows[-1] if rows else None
 
     def arrays(self) -> dict[Key, Array]:
         """Return everything, of all images together."""
@@ -149,16 +144,19 @@ class Evaluation:
 
     # -- states ----------------------------------------------------------------------------------------
 
-    def log_probability(self, request: str | Request) -> Array:
-        """Return ``log P`` of the scored class in each state of a request, ``[B, J]``."""
+    def log_probability(self, request: str | Request | None = None) -> Array:
+        """Return ``log P`` of the scored class in each state of a request, ``[B, J]``.
+
+        Without a request, that of the images themselves, ``[B]``; the same holds for probabilities and logits.
+        """
         return self._read(self.readings.log_probability, request)
 
-    def probability(self, request: str | Request) -> Array:
-        """Return ``P`` of the scored class in each state of a request, ``[B, J]``."""
+    def probability(self, request: str | Request | None = None) -> Array:
+        """Return ``P`` of the scored class in each state of a request, ``[B, J]``, or of the images."""
         return np.asarray(np.exp(self.log_probability(request)))
 
-    def logit(self, request: str | Request) -> Array:
-        """Return the logit of the scored class in each state, ``[B, J]``; of one-logit heads, half of it."""
+    def logit(self, request: str | Request | None = None) -> Array:
+        """Return the logit of the scored class in each state, or of the images; of one-logit heads, half of it."""
         return self._read(self.readings.logit, request)
 
     def correct(self, request: str | Request, score_class: str = "label") -> Array:
@@ -175,42 +173,25 @@ class Evaluation:
         assert isinstance(removal, RankedRemoval)
         return np.array(removal.counts) / removal.size(self.image_shape)
 
-    def clean_log_probability(self) -> Array:
-        """Return ``log P`` of the scored class for the images themselves, ``[B]``."""
-        return self._clean(self.readings.log_probability)
-
-    def clean_probability(self) -> Array:
-        """Return ``P`` of the scored class for the images themselves, ``[B]``."""
-        return np.asarray(np.exp(self.clean_log_probability()))
-
-    def clean_logit(self) -> Array:
-        """Return the logit of the scored class for the images themselves, ``[B]``."""
-        return self._clean(self.readings.logit)
-
     def loss(self, request: str | Request, output: str = "logit") -> Array:
         """Return by how much the scored class's ``logit`` or ``probability`` is lower in each state, ``[B, J]``."""
-        if output == "logit":
-            return np.asarray(self.clean_logit()[:, None] - self.logit(request))
-        return np.asarray(self.clean_probability()[:, None] - self.probability(request))
+        read = self.logit if output == "logit" else self.probability
+        return np.asarray(read()[:, None] - read(request))
 
     def loss_without_parts(self, request: str | Request, output: str = "logit") -> list[dict[str, float]]:
         """Return by how much the ``logit`` or ``log_probability`` is lower without each part of each image."""
-        readings, clean = getattr(self.readings, output), self._clean(getattr(self.readings, output))
-        column, rows = self._column(self.score_class), self._array("parts", request)
-        return [
-            {name: float(own - float(readings[slot, column])) for name, slot in row.items()}
-            for own, row in zip(clean, rows, strict=True)
-        ]
+        readings, column = getattr(self.readings, output), self._column(self.score_class)
+        rows = zip(self._read(readings, None), self._array("parts", request), strict=True)
+        return [{part: float(own - float(readings[slot, column])) for part, slot in row.items()} for own, row in rows]
 
     # -- where they stand ------------------------------------------------------------------------------
 
-    def _clean(self, readings: Array) -> Array:
-        slots = self.arrays["clean", None, None]
-        return np.asarray(readings[slots, self._column(self.score_class)], np.float64)
-
-    def _read(self, readings: Array, request: str | Request) -> Array:
+    def _read(self, readings: Array, request: str | Request | None) -> Array:
+        column = self._column(self.score_class)
+        if request is None:
+            return np.asarray(readings[self.arrays[CLEAN, None, None], column], np.float64)
         slots, left_out = self._slots(request)
-        values: Array = readings[slots, self._column(self.score_class)].astype(np.float64)
+        values: Array = readings[slots, column].astype(np.float64)
         values[left_out] = np.nan
         return values
 
@@ -256,19 +237,21 @@ class RequestPlan:
         """States along the order of a map, by the class that it explains."""
         self.others: dict[str, dict[Request, None]] = {}
         """What else depends on a map."""
-        requests: dict[Request, None] = {}
+        self.shared: dict[Request, None] = {}
         for metric in metrics:
             removals = self.removals.setdefault(metric.explain_class, {})
             others = self.others.setdefault(metric.explain_class, {})
             for request in metric.requests(image_shape).values():
-                requests[request] = None
-                if isinstance(request, RankedRemoval) and not request.shared:
+                if request.shared:
+                    self.shared[request] = None
+                elif isinstance(request, RankedRemoval):
                     removals[request] = None
-                elif not request.shared:
+                else:
                     others[request] = None
-        self.shared = [request for request in requests if request.shared]
-        self.baselines = sorted(frozenset[str]().union(*(r.baselines(image_shape) for r in requests)))
-        self.fully_removed = sorted(frozenset[str]().union(*(r.fully_removed(image_shape) for r in requests)))
+        requests: Iterable[Request] = chain(self.shared, *self.removals.values(), *self.others.values())
+        baselines = [pair for request in requests for pair in request.baselines(image_shape).items()]
+        self.baselines = sorted(dict(baselines))
+        self.fully_removed = sorted({name for name, is_shown_bare in baselines if is_shown_bare})
         self._layouts: dict[frozenset[str], RemovalLayout] = {}
 
     def layout(self, modes: frozenset[str]) -> RemovalLayout:
@@ -327,6 +310,7 @@ class Evaluator:
             images = ImageBatch(self.model, inputs, scored, self.plan.baselines, self.config.seed, annotations)
             slots, facts = self.runner.reserve(len(inputs)), np.empty(len(inputs), object)
             facts[:] = list(annotations) or [None] * len(inputs)
+            images.ends[CLEAN] = slots
             self._shared.add(CLEAN, slots)
             self._shared.add("classes", scored.cpu().numpy())
             self._shared.add("annotations", facts)
@@ -362,7 +346,7 @@ class Evaluator:
     def _add_fully_removed(self, baseline: str, images: ImageBatch) -> None:
         bare_images, shape = images.baselines[baseline], images.inputs.shape
         slots = self.runner.reserve(len(images.inputs))
-        self._shared.add(FULLY_REMOVED, slots, baseline)
+        images.ends[baseline] = slots
         if BASELINES[baseline].constant:  # one forward for all images
             if baseline not in self._constant:
                 self._constant[baseline] = self.runner.forward(bare_images.expand(1, *shape[1:]))
@@ -386,7 +370,7 @@ class Evaluator:
             table.add("left out", left_out[rows], None, mode)
             table.add("maps", values[rows], None, mode)
             for removal in self.plan.removals[mode]:
-                slots = self._removal_slots(removal, [layouts[row] for row in rows], starts[rows])
+                slots = removal_slots(removal, [layouts[row] for row in rows], starts[rows], images)
                 table.add("slots", slots, removal, mode)
         for mode, requests in self.plan.others.items():
             rows, size = maps.rows[mode], self.plan.image_shape.pixels
@@ -407,13 +391,3 @@ class Evaluator:
             for row in rows:
                 modes[row].add(mode)
         return owners, [self.plan.layout(frozenset(explained)) for explained in modes]
-
-    def _removal_slots(self, removal: RankedRemoval, layouts: Sequence[RemovalLayout], starts: Array) -> Array:
-        """Return where the answers about the maps of some images stand, ``[B, J]``."""
-        slots = np.zeros((len(starts), len(removal.spans)), np.int64)
-        clean, fully_removed = self._shared.last(CLEAN), self._shared.last(FULLY_REMOVED, removal.baseline)
-        for layout in dict.fromkeys(layouts):
-            mine = np.array([other is layout for other in layouts])
-            ends = {CLEAN: clean, FULLY_REMOVED: fully_removed}
-            slots[mine] = layout.slots(removal, starts, ends)[mine]
-        return slots

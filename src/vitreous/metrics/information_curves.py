@@ -270,7 +270,7 @@ class _Masked(Metric):
 
     def _logs(self, evaluation: Evaluation) -> tuple[Array, Array]:
         """Return ``log P(x)`` and ``log P(x')``."""
-        return evaluation.clean_log_probability(), evaluation.log_probability("masked")[:, 0]
+        return evaluation.log_probability(), evaluation.log_probability("masked")[:, 0]
 
 
 @register_metric("average_drop", family="faithfulness", papers=("chattopadhay2018gradcampp",))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from vitreous.errors import SpecError
-from vitreous.metrics.base import Metric, choice, number, register_metric
+from vitreous.metrics.base import Metric, choice, number, odd_number, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, order
 from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
@@ -52,8 +52,8 @@ class LocatedMap:
 class Localisation(Metric):
     """Base of the family: compares the map at the pixels with the annotated region.
 
-    Ignored pixels count for nothing. An image has no score (NaN) where the map is not finite, where all is ignored, or,
-    unless the metric says otherwise, where the region is empty.
+    Ignored pixels count for nothing. Images have no score (NaN) where the map is not finite, all is ignored, or, unless
+    the metric says otherwise, the region is empty.
 
     Parameters
     ----------
@@ -87,12 +87,6 @@ class Localisation(Metric):
     def measure(self, located: LocatedMap) -> float | Sequence[float]:
         """Return the score of one map, or its parts."""
         raise NotImplementedError
-
-
-def check_odd(kernel: int) -> None:
-    """Refuse a Gaussian without a middle."""
-    if kernel % 2 == 0:
-        raise SpecError(f"kernel={kernel} must be odd")
 
 
 def blurred(values: Array, kernel: int, sigma: float) -> Array:
@@ -132,8 +126,7 @@ def average_precision(values: Array, inside: Array) -> float:
 def top_hits(values: Array, inside: Array, count: int, ties: str, seed: int) -> float:
     """Return how many of the ``count`` largest values lie inside.
 
-    Of equal values those come first that a seeded key puts first (``random``), or the mean over all orders is taken
-    (``expected``).
+    Equal values come in the order of a seeded key (``random``), or the mean over all orders is taken (``expected``).
     """
     if ties == "random":
         ordered = order(torch.from_numpy(values.copy())[None], "random", seed)[0, :count].numpy()
@@ -239,8 +232,7 @@ class EnergyPointingGame(Localisation):
 
     Notes
     -----
-    Without any energy it is 0. A constant map has the share of the region, so large regions score high whatever the
-    map. Cost: no forwards.
+    0 without any energy. A constant map has the share of the region: large regions score high. Cost: no forwards.
 
     References
     ----------
@@ -402,11 +394,8 @@ class RegionAttribution(Localisation):
     'region_attribution(kernel=5)'
     """
 
-    kernel: int = number(11, at_least=1)
+    kernel: int = odd_number(11)
     sigma: float = number(2.0, at_least=1e-3)
-
-    def check(self) -> None:
-        check_odd(self.kernel)
 
     def measure(self, located: LocatedMap) -> float:
         return located.share(located.inner(blurred(located.map, self.kernel, self.sigma)))

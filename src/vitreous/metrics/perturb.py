@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import InitVar, dataclass, field
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,11 @@ class ImageShape:
         return prod(self.tokens)
 
 
+def on(indices: Array, like: Tensor) -> Tensor:
+    """Return an array as a tensor on the device of another."""
+    return torch.from_numpy(indices).to(like.device)
+
+
 @dataclass
 class ImageBatch:
     """Some images and what is computed from them once: baselines, tokens, the noise of ROAD.
@@ -72,8 +78,9 @@ class ImageBatch:
     names: InitVar[Iterable[str]]
     seed: int = 0
     annotations: Sequence[Any] = ()
+    ends: dict[str, Array] = field(default_factory=dict)
+    """Where the answers about the clean images stand, and about each bare baseline."""
     _tokens: Tensor | None = field(default=None, init=False)
-    _noise: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self, names: Iterable[str]) -> None:
         """Make the named baselines."""
@@ -85,11 +92,10 @@ class ImageBatch:
         images = self.baselines[name]
         return images[0] if len(images) == 1 else images[image]
 
-    def noise(self, image: int) -> Tensor:
-        """Return the noise that ROAD adds to an image."""
-        if self._noise is None:
-            self._noise = noise(self.inputs, self.model.preprocess, self.seed)
-        return self._noise[image]
+    @cached_property
+    def noise(self) -> Tensor:
+        """The noise that ROAD adds to each image."""
+        return noise(self.inputs, self.model.preprocess, self.seed)
 
     def tokens(self, runner: BatchRunner) -> Tensor:
         """Return the tokens of all images as they enter the first block."""
@@ -182,7 +188,7 @@ def _impute(
 
     def write(out: Tensor, start: int, stop: int) -> Tensor:
         missing = removed(start, stop)
-        torch.where(missing, images.noise(image), images.inputs[image], out=out)
+        torch.where(missing, images.noise[image], images.inputs[image], out=out)
         return missing[:, 0]
 
     return write

@@ -20,9 +20,6 @@ from vitreous.tracing.prng import PRNGKey
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-TIES = ("random", "raster", "reverse_raster")
-"""The order of equal values: a fixed seeded permutation (the same for all maps), reading order, or its reverse."""
-
 FLAGS = ("", "constant", "zero", "nonfinite")
 """What can be wrong with a map, by code."""
 

@@ -313,6 +313,7 @@ class _TokenCurve(CurveMetric):
 
     steps: int = number(10, at_least=2)
     percent: bool = False
+    by: ClassVar[str] = "probability"
     inserts: ClassVar[bool]
     is_gain: ClassVar[bool]
     """Whether a better map has a larger area."""
@@ -328,39 +329,27 @@ class _TokenCurve(CurveMetric):
         points = [(round(ratio * size), ratio) for ratio in ratios]
         return [(count, ratio) for count, ratio in points if (count if self.inserts else size - count) > 0]
 
-    def _request(self, image_shape: ImageShape) -> RankedRemoval:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         counts = [count for count, _ in self._grid(image_shape)]
-        return (RankedRemoval.insertion if self.inserts else RankedRemoval.deletion)(DROP, counts, "token")
+        removal = RankedRemoval.insertion if self.inserts else RankedRemoval.deletion
+        return {self.by: removal(DROP, counts, "token")}
 
     def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.array([ratio for _, ratio in self._grid(evaluation.image_shape)])
 
-    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
-        value = area(self._height(curve, evaluation), curve.x)
-        return value if not self.percent else 100 * (value if self.is_gain else 1 - value)
+    def y(self, request: str, evaluation: Evaluation) -> Array:
+        return evaluation.correct(request) if self.by == "accuracy" else evaluation.probability(request)
 
-    def _height(self, curve: Curve, evaluation: Evaluation) -> Array:
-        return curve.y
+    def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
+        y = curve.y if self.by == "accuracy" else evaluation.probability()[:, None] - curve.y
+        value = area(y, curve.x)
+        return value if not self.percent else 100 * (value if self.is_gain else 1 - value)
 
 
 @dataclass
 class _TokenAccuracy(_TokenCurve):
     needs_correctness: ClassVar[bool] = True
-
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {"accuracy": self._request(image_shape)}
-
-    def y(self, request: str, evaluation: Evaluation) -> Array:
-        return evaluation.correct(request)
-
-
-@dataclass
-class _TokenAOPC(_TokenCurve):
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return {"probability": self._request(image_shape)}
-
-    def _height(self, curve: Curve, evaluation: Evaluation) -> Array:
-        return np.asarray(evaluation.clean_probability()[:, None] - curve.y)
+    by = "accuracy"
 
 
 @register_metric("token_deletion_accuracy", **_TOKEN_REMOVAL)
@@ -428,7 +417,7 @@ class TokenInsertionAccuracy(_TokenAccuracy):
 
 @register_metric("token_deletion_aopc", **_TOKEN_REMOVAL)
 @dataclass
-class TokenDeletionAOPC(_TokenAOPC):
+class TokenDeletionAOPC(_TokenCurve):
     r"""Area over the probability as the most important tokens leave the sequence.
 
     .. math:: \frac{1}{0.9} \int_0^{0.9} P(x) - P(x \setminus \mathrm{top}_\rho)\,d\rho
@@ -459,7 +448,7 @@ class TokenDeletionAOPC(_TokenAOPC):
 
 @register_metric("token_insertion_aopc", **_TOKEN_REMOVAL)
 @dataclass
-class TokenInsertionAOPC(_TokenAOPC):
+class TokenInsertionAOPC(_TokenCurve):
     r"""Area over the probability with only the most important tokens in the sequence.
 
     .. math:: \frac{1}{0.9} \int_{0.1}^1 P(x) - P(\mathrm{top}_\rho)\,d\rho

@@ -2,16 +2,15 @@
 
 For one map and one baseline there are two families of states: the top-ranked pixels *removed* (deletion, MoRF, positive
 perturbation) or *kept* (insertion; and, since removing the n - k least relevant leaves the k most relevant, LeRF too).
-With nothing removed a state is the image itself, with everything removed the baseline: both are shared by all maps.
-States that do not depend on a map (masks, other images, random orders) are shared by all methods.
+With nothing removed a state is the image itself, with everything removed the baseline: both are shared by all maps, and
+what does not depend on a map (masks, other images, random orders) by all methods.
 
-A request says how many states it takes (``count``), whether all methods share them (``shared``), and queues them
-(``enqueue``). Equal requests are answered once.
+A request says how many states it takes, whether all methods share them, and queues them. Equal ones are answered once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.perturb import ImageShape as ImageShape
-from vitreous.metrics.perturb import copies, fade, masked, select
+from vitreous.metrics.perturb import copies, fade, masked, on, select
 from vitreous.metrics.ranking import Array, order, scaled, token_map, unit_ranks
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
@@ -36,8 +35,8 @@ Span = tuple[int, int]
 Removal = tuple[str, str, bool, Span]
 """One state along an order: unit, baseline, whether the span is kept, and the span."""
 
-CLEAN, FULLY_REMOVED = "clean", "fully removed"
-"""The two ends of a curve, which all maps share: the image itself, and nothing but the baseline."""
+CLEAN = "clean"
+"""One end of a curve, the image itself; the other one is the bare baseline. All maps share both."""
 
 
 class Request:
@@ -58,13 +57,9 @@ class Request:
         """Return how many states there are; ``None`` if that depends on the image."""
         return len(self.states(image_shape))
 
-    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
-        """Return what takes the place of removed pixels."""
-        return frozenset()
-
-    def fully_removed(self, image_shape: ImageShape) -> frozenset[str]:
-        """Return the baselines that are shown to the model without any pixel of the image."""
-        return frozenset()
+    def baselines(self, image_shape: ImageShape) -> Mapping[str, bool]:
+        """Return what takes the place of removed pixels, and whether some state is nothing else."""
+        return {}
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         """Queue the states of some images, of their maps unless shared, and note where the answers will stand."""
@@ -140,7 +135,7 @@ class RankedRemoval(Request):
         return image_shape.num_tokens if self.unit == "token" else image_shape.num_pixels
 
     def end(self, span: Span, image_shape: ImageShape) -> str | None:
-        """Return which end of the curve a span is, if it is one."""
+        """Return which end of the curve a span is, if it is one: the clean image, or the baseline's name."""
         if self.unit.startswith("blend:"):
             return None
         size, (start, stop) = self.size(image_shape), span
@@ -149,7 +144,7 @@ class RankedRemoval(Request):
         left = stop - start if self.keep else size - (stop - start)
         if left == 0 and self.unit == "token":
             raise VitreousError("a state without any token cannot be run; keep at least one")
-        return CLEAN if left == size else FULLY_REMOVED if left == 0 else None
+        return CLEAN if left == size else self.baseline if left == 0 else None
 
     def removals(self, image_shape: ImageShape) -> frozenset[Removal]:
         """Return the states between both ends."""
@@ -160,13 +155,9 @@ class RankedRemoval(Request):
         removals = self.removals(image_shape)
         return frozenset(removals if self.by == "map" else ((self, removal) for removal in removals))
 
-    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
-        only_clean = all(self.end(span, image_shape) == CLEAN for span in self.spans)
-        return frozenset() if only_clean else frozenset({self.baseline})
-
-    def fully_removed(self, image_shape: ImageShape) -> frozenset[str]:
-        is_reached = any(self.end(span, image_shape) == FULLY_REMOVED for span in self.spans)
-        return frozenset({self.baseline}) if is_reached else frozenset()
+    def baselines(self, image_shape: ImageShape) -> Mapping[str, bool]:
+        ends = {self.end(span, image_shape) for span in self.spans}
+        return {self.baseline: self.baseline in ends} if ends - {CLEAN} else {}
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         """Queue the states of a random order; those of maps are merged first: see ``Evaluator``."""
@@ -175,8 +166,7 @@ class RankedRemoval(Request):
         values = PRNGKey.of_images(images.seed, "order", images.inputs).uniform(*grid)
         starts = runner.reserve(size, layout.length)[:, 0] if layout.length else np.zeros(size, np.int64)
         enqueue_orders(runner, images, values, np.arange(size), [layout] * size, starts)
-        ends = {CLEAN: table.last(CLEAN), FULLY_REMOVED: table.last(FULLY_REMOVED, self.baseline)}
-        table.add("slots", layout.slots(self, starts, ends), self)
+        table.add("slots", removal_slots(self, [layout] * size, starts, images), self)
 
 
 class Run(NamedTuple):
@@ -193,7 +183,6 @@ class RemovalLayout:
     """The states that some requests have along one order, each once, and the position of each among them."""
 
     def __init__(self, requests: Iterable[RankedRemoval], image_shape: ImageShape) -> None:
-        self.image_shape = image_shape
         states = sorted(frozenset[Removal]().union(*(request.removals(image_shape) for request in requests)))
         self.position = {state: position for position, state in enumerate(states)}
         self.length = len(states)
@@ -202,14 +191,21 @@ class RemovalLayout:
             spans = tuple(span for *_, span in group)
             self.runs.append(Run(unit, baseline, keep, spans, self.position[unit, baseline, keep, spans[0]]))
 
-    def slots(self, request: RankedRemoval, starts: Array, ends: dict[str, Any]) -> Array:
-        """Return where the answer of each state stands, ``[B, J]``, for blocks that begin at ``starts`` ``[B]``."""
-        columns = []
-        for span in request.spans:
-            end = request.end(span, self.image_shape)
-            state = (request.unit, request.baseline, request.keep, span)
-            columns.append(starts + self.position[state] if end is None else ends[end])
-        return np.stack(columns, axis=1) if columns else np.zeros((len(starts), 0), np.int64)
+    def positions(self, request: RankedRemoval) -> list[int]:
+        """Return the position of each state of a request, -1 for those at the ends of its curve."""
+        key = (request.unit, request.baseline, request.keep)
+        return [self.position.get((*key, span), -1) for span in request.spans]
+
+
+def removal_slots(request: RankedRemoval, layouts: Sequence[RemovalLayout], starts: Array, images: ImageBatch) -> Array:
+    """Return where the answers about some images stand, ``[B, J]``, in blocks that begin at ``starts`` ``[B]``."""
+    by_layout = {layout: layout.positions(request) for layout in set(layouts)}
+    positions = np.array([by_layout[layout] for layout in layouts]).reshape(len(starts), -1)
+    slots: Array = starts[:, None] + positions
+    for column, span in enumerate(request.spans):
+        if (end := request.end(span, images.image_shape)) is not None:
+            slots[:, column] = images.ends[end]
+    return slots
 
 
 def enqueue_orders(
@@ -278,11 +274,6 @@ def _enqueue_tokens(
             runner.add_tokens(tokens, rows, keep, images.scored[rows], starts + position)
 
 
-def on(indices: Array, like: Tensor) -> Tensor:
-    """Return an array as a tensor on the device of another."""
-    return torch.from_numpy(indices).to(like.device)
-
-
 class _Counted(Request):
     """A request for ``n`` states."""
 
@@ -314,8 +305,8 @@ class Masks(_Counted):
     n: int
     unit: str = "pixel"
 
-    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
-        return frozenset({self.baseline})
+    def baselines(self, image_shape: ImageShape) -> Mapping[str, bool]:
+        return {self.baseline: False}
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         removed = self.draw(PRNGKey.of_images(images.seed, "masks", images.inputs), images.image_shape)
@@ -347,8 +338,8 @@ class WithoutParts(Request):
     def count(self, image_shape: ImageShape) -> None:
         return None
 
-    def baselines(self, image_shape: ImageShape) -> frozenset[str]:
-        return frozenset({self.baseline})
+    def baselines(self, image_shape: ImageShape) -> Mapping[str, bool]:
+        return {self.baseline: False}
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         rows = np.empty(len(images.annotations), object)

@@ -18,14 +18,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import choice, number, register_metric
+from vitreous.metrics.base import choice, number, odd_number, register_metric
 from vitreous.metrics.localization import (
     Localisation,
     LocatedMap,
     above_mean,
     average_precision,
     blurred,
-    check_odd,
     ratio,
     top_hits,
 )
@@ -229,11 +228,8 @@ class _Binarised(Localisation):
     """Shared by the four."""
 
     binarise: str = choice("positive", "mean", "otsu", "quantile")
-    kernel: int = number(1, at_least=1)
+    kernel: int = odd_number(1)
     sigma: float = number(2.0, at_least=1e-3)
-
-    def check(self) -> None:
-        check_odd(self.kernel)
 
     def measure(self, located: LocatedMap) -> float:
         if self.kernel > 1:
