@@ -86,7 +86,7 @@ def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float
         return (slope * x).sum(dim=1).detach()
 
     copies = uniform_copies(10, 0.02).of(inputs, model.preprocess, 0)
-    theirs = sensitivity_max(
+    other = sensitivity_max(
         lambda x, target: (explain(x[0] if isinstance(x, tuple) else x, target),),
         inputs,
         perturb_func=lambda x, radius=0.02: copies.flatten(0, 1),
@@ -95,7 +95,7 @@ def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float
         target=classes,
     )
     ours = scores(model, inputs, lambda model, x, classes: explain(x, classes), "max_sensitivity")
-    return gap(ours, theirs)
+    return gap(ours, other)
 
 
 def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
@@ -110,14 +110,14 @@ def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     side = SIZE // maps.shape[-1]
     gone = torch.from_numpy(masks).repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, None]
     spread = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].expand(-1, 3, -1, -1) / (3 * side**2)
-    bare = inputs.mean(dim=(2, 3), keepdim=True)
+    reference = inputs.mean(dim=(2, 3), keepdim=True)
 
     def perturb(x: Tensor) -> tuple[Tensor, Tensor]:
         removed = gone.expand(-1, -1, 3, -1, -1).flatten(0, 1)
         count = gone.shape[1]
-        return removed.to(x.dtype), torch.where(removed, bare.repeat_interleave(count, 0), x)
+        return removed.to(x.dtype), torch.where(removed, reference.repeat_interleave(count, 0), x)
 
-    theirs = infidelity(
+    other = infidelity(
         lambda x: model.module(x),
         perturb,
         inputs,
@@ -127,7 +127,7 @@ def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
         max_examples_per_batch=len(inputs) * gone.shape[1],
         normalize=True,
     )
-    return gap(ours, theirs)
+    return gap(ours, other)
 
 
 def similarities() -> dict[str, float]:
@@ -161,12 +161,12 @@ def localisation(model: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotati
         "scikit-learn average_precision_score": ("average_precision", "nearest", average_precision_score),
         "scikit-learn roc_auc_score": ("localisation_auc", "bilinear", roc_auc_score),
     }
-    found = {}
-    for label, (name, upsample, theirs) in names.items():
+    actual = {}
+    for label, (name, upsample, other) in names.items():
         fine = enlarged(maps.double().numpy(), (SIZE, SIZE), upsample)
-        expected = [theirs(t.mask.ravel(), each.ravel()) for t, each in zip(truths, fine, strict=True)]
-        found[label] = gap(scores(model, inputs, maps.double(), name, truth=truths), expected)
-    return found
+        expected = [other(t.mask.ravel(), item.ravel()) for t, item in zip(truths, fine, strict=True)]
+        actual[label] = gap(scores(model, inputs, maps.double(), name, truth=truths), expected)
+    return actual
 
 
 def gap(ours: Any, theirs: Any) -> float:

@@ -132,8 +132,8 @@ def single(job: Job, end: str, attention: str = "no") -> None:
 def forwards(job: Job, attention: str = "no") -> None:
     """As many F as the method has run."""
     with written(job.view, blocks_of(job.view, attention)):
-        for some in copies(job.images, job.total, job.part):
-            once(job.view, some)
+        for subset in copies(job.images, job.total, job.part):
+            once(job.view, subset)
 
 
 def suppressed(job: Job) -> None:
@@ -141,8 +141,8 @@ def suppressed(job: Job) -> None:
     with written(job.view, range(job.view.depth)), torch.no_grad():
         once(job.view, job.images)
         tokens = job.view.embed(job.images)
-        for some in copies(tokens, job.total - len(tokens), job.part):
-            job.view.forward_head(job.view.forward_blocks(some))
+        for subset in copies(tokens, job.total - len(tokens), job.part):
+            job.view.forward_head(job.view.forward_blocks(subset))
 
 
 def last_blocks(job: Job) -> None:
@@ -151,15 +151,15 @@ def last_blocks(job: Job) -> None:
     with torch.no_grad():
         tokens = job.view.forward_blocks(job.view.embed(job.images), 0, last)
         job.view.forward_head(job.view.forward_blocks(tokens, last))
-        for some in copies(tokens, job.total - len(tokens), job.part):
-            job.view.forward_head(job.view.forward_blocks(some, last))
+        for subset in copies(tokens, job.total - len(tokens), job.part):
+            job.view.forward_head(job.view.forward_blocks(subset, last))
 
 
 def path(job: Job) -> None:
     """One F to know the class, and as many F + B to the image as the method has run."""
     once(job.view, job.images)
-    for some in copies(job.images, job.total - len(job.images), job.whole):
-        once(job.view, some, -1)
+    for subset in copies(job.images, job.total - len(job.images), job.whole):
+        once(job.view, subset, -1)
 
 
 def steps(job: Job) -> None:
@@ -175,16 +175,16 @@ def feedback(job: Job, end: str) -> None:
     with written(job.view, range(job.view.depth)):
         once(job.view, job.images, place(job.view, end))
     with written(job.view, [last]):
-        for some in copies(job.images, more, job.whole):
-            once(job.view, some, last)
+        for subset in copies(job.images, more, job.whole):
+            once(job.view, subset, last)
 
 
 def two_paths(job: Job) -> None:
     once(job.view, job.images)
     points = (job.how.steps + 1) * len(job.images)
     with written(job.view, range(job.view.depth)):
-        for some in copies(job.images, points * (job.how.steps + 1), min(points, job.whole)):
-            once(job.view, some, 0)
+        for subset in copies(job.images, points * (job.how.steps + 1), min(points, job.whole)):
+            once(job.view, subset, 0)
 
 
 def lenses(job: Job, each: bool, through: bool) -> None:
@@ -220,7 +220,7 @@ def walk(job: Job, end: str, products: int, gradient: bool = False) -> None:
 
 def bottlenecks(job: Job, starts: Iterable[int]) -> None:
     """One F, and from every start on one F and B of every replica in every update."""
-    model, how = job.view, job.how
+    model, method = job.view, job.how
     with torch.no_grad():
         tokens, inputs = model.embed(job.images), []
         for layer in range(model.depth):
@@ -229,9 +229,9 @@ def bottlenecks(job: Job, starts: Iterable[int]) -> None:
         model.forward_head(tokens)
     inputs.append(tokens)
     for start in starts:
-        for _ in range(how.updates):
-            for some in copies(inputs[start], len(job.images) * how.samples, job.part):
-                leaf = some.detach().requires_grad_()
+        for _ in range(method.updates):
+            for subset in copies(inputs[start], len(job.images) * method.samples, job.part):
+                leaf = subset.detach().requires_grad_()
                 logits = model.forward_head(model.forward_blocks(leaf, start))
                 torch.autograd.grad(logits[:, 0].sum(), leaf)
 
@@ -247,13 +247,13 @@ def from_outputs(job: Job) -> None:
 def samples(job: Job, half: bool = False) -> None:
     """One F, and F of samples of half of the patches, from block 0 on."""
     model, images = job.view.shared_copy(), job.images
-    kept = int(job.how.ratio * math.prod(model.grid(images)))
+    number = int(job.how.ratio * math.prod(model.grid(images)))
     once(job.view, images)
     with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
-        tokens = model.embed(images)[:, : model.num_prefix_tokens + kept]
-        keep = torch.arange(kept, device=images.device).expand(job.part, -1)
-        for some in copies(tokens, job.total - len(images), job.part):
-            model.forward_head(model.forward_blocks(some, keep=keep[: len(some)]))
+        tokens = model.embed(images)[:, : model.num_prefix_tokens + number]
+        keep = torch.arange(number, device=images.device).expand(job.part, -1)
+        for subset in copies(tokens, job.total - len(images), job.part):
+            model.forward_head(model.forward_blocks(subset, keep=keep[: len(subset)]))
 
 
 # -- the table ------------------------------------------------------------------------------------------------
@@ -262,8 +262,10 @@ OUT = ", attention written out"
 
 
 def _few(what: str, end: str, attention: str, names: str) -> dict[str, Yardstick]:
-    told = {"no": "", "first": f"{OUT} in the first block", "last": f"{OUT} in the last block", "all": OUT}[attention]
-    return dict.fromkeys(names.split(), Yardstick(what + told, partial(single, end=end, attention=attention)))
+    message = {"no": "", "first": f"{OUT} in the first block", "last": f"{OUT} in the last block", "all": OUT}[
+        attention
+    ]
+    return dict.fromkeys(names.split(), Yardstick(what + message, partial(single, end=end, attention=attention)))
 
 
 def _walk(what: str, end: str, products: int, gradient: bool = False) -> Yardstick:
@@ -326,9 +328,9 @@ ELSEWHERE = {"alti": "alti", "attention_flow": "attention_flow", "xrai": "xrai(s
 
 def missing() -> list[str]:
     """Return the methods for transformers that have neither."""
-    made = [
+    values = [
         info
         for info in vt.list_methods()
         if not (info.is_combinator or info.family == "yardstick" or info.models == "ReLU")
     ]
-    return [info.name for info in made if info.name not in BARE and info.name not in ELSEWHERE]
+    return [info.name for info in values if info.name not in BARE and info.name not in ELSEWHERE]

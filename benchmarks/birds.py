@@ -23,13 +23,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model = vt.load("world", device=options.device)
-    hows = {method.replace("{half}", ""): read(method, model) for method in options.methods}
+    methods = {method.replace("{half}", ""): read(method, model) for method in options.methods}
     began = time.perf_counter()
-    found = vt.funnybirds(model, hows, vt.world.World(n=options.scenes), oracle=True)
-    print(found)
+    funnybirds = vt.funnybirds(model, methods, vt.world.World(n=options.scenes), oracle=True)
+    print(funnybirds)
     print(f"{time.perf_counter() - began:.0f} s")
     if options.out is not None:
-        found.save(options.out, overwrite=True)
+        funnybirds.save(options.out, overwrite=True)
 
 
 if __name__ == "__main__":

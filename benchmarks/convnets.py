@@ -63,14 +63,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     for name, make in OTHERS.items():
-        path = given.folder / f"{name}.safetensors"
+        path = options.folder / f"{name}.safetensors"
         if not path.exists():
             torch.manual_seed(RECIPES[name].seed)
-            model, log = train(RECIPES[name], torch.device(given.device), model=make())
+            model, log = train(RECIPES[name], torch.device(options.device), model=make())
             save_file({key: value.cpu().contiguous() for key, value in model.state_dict().items()}, path)
             print(json.dumps({"network": name, "accuracy": accuracy(model), "seconds": log[-1]["seconds"]}))
 

@@ -26,8 +26,8 @@ def main() -> None:
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):
         model = model.to(device, getattr(torch, dtype))
         for spec in specs:
-            found = vt.get_method(spec).attribute(model, images, target=3)
-            maps[spec, f"{device} {dtype}"] = found.cpu().double().flatten(1)
+            result = vt.get_method(spec).attribute(model, images, target=3)
+            maps[spec, f"{device} {dtype}"] = result.cpu().double().flatten(1)
         model = model.float()
     print(f"{'method':36s} {'GPU - CPU':>10s} {'cos bf16':>9s} {'cos fp16':>9s}")
     for spec in specs:

@@ -41,16 +41,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--images", type=int, default=48)
     arguments.add_argument("--workers", type=int, default=2)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     quick = read("quick")
     protocol = dataclasses.replace(quick, evaluation=dataclasses.replace(quick.evaluation, images_per_unit=4))
     with tempfile.TemporaryDirectory() as folder:
-        alone = timed(protocol, Path(folder) / "one", 1, given.images)
+        alone = timed(protocol, Path(folder) / "one", 1, options.images)
         print(f"1 worker: {alone:.1f} s")
-        together = timed(protocol, Path(folder) / "several", given.workers, given.images)
+        together = timed(protocol, Path(folder) / "several", options.workers, options.images)
     share = together / alone
-    goal = f", goal at most {GOAL}" if given.workers == 2 else ""
-    print(f"{given.workers} workers: {together:.1f} s, {share:.2f} of the time of one{goal}")
+    goal = f", goal at most {GOAL}" if options.workers == 2 else ""
+    print(f"{options.workers} workers: {together:.1f} s, {share:.2f} of the time of one{goal}")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ class Client:
             text = self.ask(path).decode(errors="replace")
             seen.add(path)
             named = re.findall(r'(?:src|href)="(/static/[\w.-]+)"', text)
-            named += [f"/static/{each}" for each in re.findall(r'from "\./([\w.-]+)"', text)]
-            waiting += [each for each in dict.fromkeys(named) if each not in seen and each not in waiting]
+            named += [f"/static/{item}" for item in re.findall(r'from "\./([\w.-]+)"', text)]
+            waiting += [item for item in dict.fromkeys(named) if item not in seen and item not in waiting]
         self.ask("/api/start")
 
     def predict(self, number: int) -> None:
@@ -71,19 +71,19 @@ class Client:
 
 def timed(work: Callable[[int], object], rounds: int) -> list[float]:
     work(10**6)  # the first time, the model is verified
-    found = []
+    result = []
     for number in range(rounds):
         began = time.perf_counter()
         work(number)
-        found.append(time.perf_counter() - began)
-    return found
+        result.append(time.perf_counter() - began)
+    return result
 
 
 def painted(browser: str, address: str, rounds: int) -> list[float]:
     from playwright.sync_api import sync_playwright
 
     script = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-    found = []
+    result = []
     with sync_playwright() as play:
         opened = play.chromium.launch(
             executable_path=browser, args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -92,10 +92,10 @@ def painted(browser: str, address: str, rounds: int) -> list[float]:
             page = opened.new_page()
             page.goto(address)
             page.wait_for_function(script)
-            found.append(page.evaluate(script) / 1000)
+            result.append(page.evaluate(script) / 1000)
             page.close()
         opened.close()
-    return found
+    return result
 
 
 def main() -> None:

@@ -109,7 +109,9 @@ def equivalents(method: vt.Method, model: vt.VisionModel) -> float:
 def estimated(model: str, vision_model: vt.VisionModel, hows: Mapping[str, vt.Method], images: int) -> float:
     """Return the seconds that a group will take on an H200."""
     half, single = RATES[model]
-    explaining = sum(equivalents(how, vision_model) / single + ELSEWHERE.get(how.info.name, 0) for how in hows.values())
+    explaining = sum(
+        equivalents(method, vision_model) / single + ELSEWHERE.get(method.info.name, 0) for method in hows.values()
+    )
     return images * (explaining + len(hows) * STATES / half)
 
 
@@ -146,13 +148,13 @@ def alone(model: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[flo
 def judged(model: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
     """Return the rows of one group, and how it went."""
     timed, refused = {}, {}
-    for name, how in hows.items():
+    for name, options in hows.items():
         try:
-            timed[name] = alone(model, how, photos.inputs)
+            timed[name] = alone(model, options, photos.inputs)
         except Exception as error:  # one method must not take the others with it
             refused[name] = f"{type(error).__name__}: {error}"[:300]
             print(f"  {name} is left out: {error}", flush=True)
-    there = {name: how for name, how in hows.items() if name in timed}
+    there = {name: method for name, method in hows.items() if name in timed}
     half = model.device.type == "cuda"
     asked = {METRICS[name]: name for name in COLUMNS}
     table = vt.evaluate(
@@ -165,12 +167,12 @@ def judged(model: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], ba
         batch_size=batch,
     )
     rows = {}
-    for name, how in there.items():
+    for name, options in there.items():
         seconds, ran = timed[name]
         rows[name] = {
-            "spelling": how.spec,
+            "spelling": options.spec,
             "images": len(photos),
-            "cost": cost(how, ran),
+            "cost": cost(options, ran),
             "seconds": seconds,
             "degenerate": dict(table.degenerate[name]),
             "scores": {
@@ -202,29 +204,31 @@ class Run:
 
     def model(self, model: str, groups: list[str]) -> bool:
         """Judge on one model; return whether there was time for all of it."""
-        given, (spec, how, weights) = self.given, MODELS[model]
-        vision_model = vt.load(spec, pretrained=False, checkpoint=given.data / weights, device=given.device, **how)
+        options, (spec, result, weights) = self.given, MODELS[model]
+        vision_model = vt.load(
+            spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **result
+        )
         vision_model.module.requires_grad_(False)
-        photos = read_photos(vision_model, given.data, given.images, given.batch)
+        photos = read_photos(vision_model, options.data, options.images, options.batch)
         self.say(f"{model}: {len(photos)} photographs")
-        made: Callable[[vt.Method], vt.Method] = smaller if given.small else lambda method: method
+        values: Callable[[vt.Method], vt.Method] = smaller if options.small else lambda method: method
         for group in groups:
-            hows = {label(text): made(read(text, vision_model)) for text in GROUPS[group]}
+            methods = {label(text): values(read(text, vision_model)) for text in GROUPS[group]}
             count = counted(group, len(photos))
-            expected = estimated(model, vision_model, hows, count)
-            self.say(f"{model}, {group}: {len(hows)} methods, {count} images, about {expected:.0f} s on an H200")
+            expected = estimated(model, vision_model, methods, count)
+            self.say(f"{model}, {group}: {len(methods)} methods, {count} images, about {expected:.0f} s on an H200")
             began = time.perf_counter()
-            if given.limit_seconds and began - self.began + expected * self.slower > given.limit_seconds:
+            if options.limit_seconds and began - self.began + expected * self.slower > options.limit_seconds:
                 self.say("there is no time for it: run again to go on")
                 return False
-            rows = judged(vision_model, photos[:count], hows, given.batch)
+            rows = judged(vision_model, photos[:count], methods, options.batch)
             taken = time.perf_counter() - began
             self.slower = max(self.slower, taken / max(expected, 1.0))
             groups_found = self.found.setdefault(model, {}).setdefault("groups", {})
             groups_found[group] = {**rows, "seconds": taken, "estimate": expected}
             self.found[model]["torch"], self.found[model]["device"] = torch.__version__, str(vision_model.device)
-            if given.out:
-                given.out.write_text(json.dumps(self.found, indent=1) + "\n")
+            if options.out:
+                options.out.write_text(json.dumps(self.found, indent=1) + "\n")
             self.say(f"{model}, {group}: {taken:.0f} s")
         return True
 
@@ -235,7 +239,7 @@ class Run:
 def ranked(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rows of all models by method, the best mean rank first and the yardsticks last."""
     rows = {
-        model: {n: r for g in each["groups"].values() for n, r in g["rows"].items()} for model, each in found.items()
+        model: {n: r for g in item["groups"].values() for n, r in g["rows"].items()} for model, item in found.items()
     }
     places: dict[str, list[float]] = {}
     for row in rows.values():
@@ -250,17 +254,17 @@ def ranked(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def markdown(found: Mapping[str, Any]) -> str:
     """Return the table of a file."""
     models = list(found)
-    most = max(row["images"] for each in ranked(found).values() for row in each.values() if row)
-    told = ("insertion − deletion", "token deletion AOPC", "token insertion AOPC", "s per image")
-    head = ["method", "cost", *(f"{model}: {what}" for model in models for what in told)]
+    most = max(row["images"] for item in ranked(found).values() for row in item.values() if row)
+    values = ("insertion − deletion", "token deletion AOPC", "token insertion AOPC", "s per image")
+    head = ["method", "cost", *(f"{model}: {what}" for model in models for what in values)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for name, each in ranked(found).items():
-        some = next(row for row in each.values() if row)
-        counts = list(dict.fromkeys(row["images"] for row in each.values() if row))
+    for name, element in ranked(found).items():
+        subset = next(row for row in element.values() if row)
+        counts = list(dict.fromkeys(row["images"] for row in element.values() if row))
         fewer = "" if counts == [most] else f", {' and '.join(map(str, counts))} images"
-        cells = [f"`{name}`{fewer}", some["cost"]]
+        cells = [f"`{name}`{fewer}", subset["cost"]]
         for model in models:
-            cells += written(each[model])
+            cells += written(element[model])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -270,9 +274,9 @@ def written(row: Mapping[str, Any] | None) -> list[str]:
     if row is None:
         return ["refused", "", "", ""]
     insdel, *tokens = (row["scores"][name] for name in ("insdel", "token del AOPC", "token ins AOPC"))
-    low, high = insdel["interval"]
-    each = [f"{one['mean']:.1f} [{one['interval'][0]:.1f}, {one['interval'][1]:.1f}]" for one in tokens]
-    return [f"{insdel['mean']:.3f} [{low:.3f}, {high:.3f}]", *each, f"{row['seconds']:.2g}"]
+    low, upper = insdel["interval"]
+    texts = [f"{one['mean']:.1f} [{one['interval'][0]:.1f}, {one['interval'][1]:.1f}]" for one in tokens]
+    return [f"{insdel['mean']:.3f} [{low:.3f}, {upper:.3f}]", *texts, f"{row['seconds']:.2g}"]
 
 
 def main() -> None:

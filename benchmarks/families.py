@@ -77,9 +77,9 @@ def main() -> None:
         for work in works.values():
             work()
         for _ in range(options.rounds):
-            for each, work in works.items():
-                seconds[each].append(timed(work, options.device, time.perf_counter))
-        medians = {each: statistics.median(times) for each, times in seconds.items()}
+            for element, work in works.items():
+                seconds[element].append(timed(work, options.device, time.perf_counter))
+        medians = {item: statistics.median(times) for item, times in seconds.items()}
         ratios = " ".join(f"{medians[method] / medians['bare']:8.2f}" for method in methods)
         print(f"{name:46s} {medians['bare'] * 1000:6.0f} ms {ratios}")
 

@@ -60,12 +60,12 @@ def judge(model: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.S
     most = {"boxes": options.images, "pets": 200, "noise": options.noisy_images}.get(part, options.random_images)
     rows = rows[:: max(1, len(rows) // most)][:most]
     half = model.device.type == "cuda"
-    asked = [each for each in (*options.methods, *BASELINES) if not each.startswith(LEFT_OUT.get(part, "none"))]
-    hows: dict[str, Any] = {each.replace("{half}", ""): read(each, model) for each in asked}
+    asked = [method for method in (*options.methods, *BASELINES) if not method.startswith(LEFT_OUT.get(part, "none"))]
+    methods: dict[str, Any] = {item.replace("{half}", ""): read(item, model) for item in asked}
     return vt.evaluate(
         model,
         [options.data / folder / row["file"] for row in rows],
-        hows,
+        methods,
         list(PARTS[part]),
         labels=[row["label"] for row in rows],
         annotations=vt.load_annotations(options.data / f"{folder}.json"),
@@ -90,10 +90,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in options.models:
-        spec, how, weights = MODELS[name]
-        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+        spec, value, weights = MODELS[name]
+        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **value)
         for part in options.only:
             began = time.perf_counter()
             table = judge(model, part, options)
@@ -101,7 +101,7 @@ def main() -> None:
             explaining = table.plan["seconds"]["explaining"]
             print(f"\n{name}, {part}: {len(table.images)} images, {seconds:.0f} s, {explaining:.0f} s of it explaining")
             print(table, flush=True)
-            found[f"{name} {part}"] = {
+            result[f"{name} {part}"] = {
                 "images": len(table.images),
                 "seconds": seconds,
                 "explaining": explaining,
@@ -120,7 +120,7 @@ def main() -> None:
                 },
             }
             if options.out is not None:
-                options.out.write_text(json.dumps(found, indent=1))
+                options.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Photos:
     covered: Tensor
 
     def __getitem__(self, which: slice | Tensor) -> Photos:
-        return Photos(*(each[which] for each in (self.inputs, self.labels, self.predicted, self.covered)))
+        return Photos(*(item[which] for item in (self.inputs, self.labels, self.predicted, self.covered)))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -68,9 +68,9 @@ def boxed(
     """Return how much of each patch lies inside any of the boxes, which are fractions of the photograph's sides."""
     height, width = model.preprocess.size
     inside = torch.zeros(height, width)
-    across, down = width / (crop[2] - crop[0]), height / (crop[3] - crop[1])
+    horizontal, down = width / (crop[2] - crop[0]), height / (crop[3] - crop[1])
     for box in boxes:
-        left, right = (min(max(round((box[i] * size[0] - crop[0]) * across), 0), width) for i in (0, 2))
+        left, right = (min(max(round((box[i] * size[0] - crop[0]) * horizontal), 0), width) for i in (0, 2))
         top, bottom = (min(max(round((box[i] * size[1] - crop[1]) * down), 0), height) for i in (1, 3))
         inside[top:bottom, left:right] = 1
     return patches(inside[None], model.grid())[0]
@@ -90,7 +90,7 @@ def ranks(maps: Tensor) -> Tensor:
 
 def spearman(one: Tensor, other: Tensor) -> Tensor:
     """Return the rank correlation of each pair of maps; 0 where one of them is constant."""
-    a, b = (each - each.mean(dim=1, keepdim=True) for each in (ranks(one), ranks(other)))
+    a, b = (rank - rank.mean(dim=1, keepdim=True) for rank in (ranks(one), ranks(other)))
     return F.cosine_similarity(a, b, dim=1)
 
 
@@ -98,14 +98,14 @@ def seeds(
     model: vt.VisionModel, photos: Photos, explain: Mapping[str, Explain], least: Mapping[str, float]
 ) -> dict[str, Any]:
     """Return how well the maps of two seeds agree, on average, and how well they must."""
-    found = {}
+    result = {}
     for name, limit in least.items():
         one, other = (explain[name](model, photos.inputs, photos.predicted, seed) for seed in (0, 1))
         rho = spearman(one, other)
         verdict = "ok" if rho.mean() >= limit else "MISSED"
-        found[name] = {"mean": rho.mean().item(), "least": rho.min().item(), "limit": limit, "verdict": verdict}
+        result[name] = {"mean": rho.mean().item(), "least": rho.min().item(), "limit": limit, "verdict": verdict}
         print(f"  {name:44s} {rho.mean():.3f} (least {rho.min():.3f}), at least {limit:g}: {verdict}")
-    return {"images": len(photos), "methods": found}
+    return {"images": len(photos), "methods": result}
 
 
 def top_fifth(maps: Tensor, covered: Tensor) -> Tensor:
@@ -121,9 +121,9 @@ def inside(maps: Tensor, covered: Tensor) -> dict[str, float]:
     columns = torch.stack([top_fifth(maps, covered), covered.flatten(1).mean(dim=1).to(maps)], dim=1)
     shares = columns.double().cpu().numpy()
     means = resampled([(column[:, None], mean) for column in shares.T])
-    low, high = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
+    low, upper = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
     top, every = shares.mean(axis=0)
-    return {"ratio": top / every, "low": low, "high": high, "inside": top, "area": every}
+    return {"ratio": top / every, "low": low, "high": upper, "inside": top, "area": every}
 
 
 def print_inside(name: str, found: Mapping[str, Any]) -> None:
@@ -137,18 +137,18 @@ def boxes(
     """The figure for photographs that are classified correctly and whose box is less than half of what is seen."""
     area = photos.covered.mean(dim=(1, 2))
     good = (photos.predicted == photos.labels) & (area > 0) & (area < 0.5)
-    some = photos[good.nonzero().flatten()[:count]]
-    if not len(some):
+    subset = photos[good.nonzero().flatten()[:count]]
+    if not len(subset):
         print("  there is no such image")
         return {"images": 0, "methods": {}}
-    found: dict[str, Any] = {}
-    for name, each in explain.items():
-        found[name] = inside(each(model, some.inputs, some.predicted), some.covered)
+    result: dict[str, Any] = {}
+    for name, item in explain.items():
+        result[name] = inside(item(model, subset.inputs, subset.predicted), subset.covered)
         if name in set(systems):
-            verdict = "ok" if found[name]["ratio"] >= INSIDE else "MISSED"
-            found[name] |= {"limit": INSIDE, "verdict": verdict}
-        print_inside(name, found[name])
-    return {"images": len(some), "methods": found}
+            verdict = "ok" if result[name]["ratio"] >= INSIDE else "MISSED"
+            result[name] |= {"limit": INSIDE, "verdict": verdict}
+        print_inside(name, result[name])
+    return {"images": len(subset), "methods": result}
 
 
 def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> dict[str, Any]:
@@ -157,12 +157,12 @@ def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> 
 
     device = model.device
     mean, std = (
-        torch.tensor(each, device=device).view(-1, 1, 1) for each in (model.preprocess.mean, model.preprocess.std)
+        torch.tensor(mean, device=device).view(-1, 1, 1) for mean in (model.preprocess.mean, model.preprocess.std)
     )
     inputs, labels, creatures, telling = [], [], [], []
-    for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(256, device):
-        label = drawn.label[:, 0]
-        part = torch.tensor([PARTS.index(distinctive_part(each)) for each in label.tolist()], device=label.device)
+    for sample, seen in World(n=count, size=model.preprocess.size[0]).batches(256, device):
+        label = sample.label[:, 0]
+        part = torch.tensor([PARTS.index(distinctive_part(item)) for item in label.tolist()], device=label.device)
         inputs.append(model.cast((seen.images - mean) / std))
         labels.append(label)
         creatures.append(patches(seen.creature, model.grid()))
@@ -170,10 +170,10 @@ def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> 
     images, truth = torch.cat(inputs), {"creature": torch.cat(creatures), "telling part": torch.cat(telling)}
     predicted = torch.cat([model.logits(part).argmax(dim=1) for part in inputs])
     right = (predicted == torch.cat(labels)) & (truth["telling part"].amax(dim=(1, 2)) > 0)
-    found: dict[str, Any] = {mask: {} for mask in truth}
-    for name, each in explain.items():
-        maps = each(model, images[right], predicted[right])
+    result: dict[str, Any] = {mask: {} for mask in truth}
+    for name, element in explain.items():
+        maps = element(model, images[right], predicted[right])
         for mask, covered in truth.items():
-            found[mask][name] = inside(maps, covered[right])
-            print_inside(f"{name}, {mask}", found[mask][name])
-    return {"images": int(right.sum()), **found}
+            result[mask][name] = inside(maps, covered[right])
+            print_inside(f"{name}, {mask}", result[mask][name])
+    return {"images": int(right.sum()), **result}

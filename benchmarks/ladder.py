@@ -60,27 +60,29 @@ FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 def read(text: str, model: vt.VisionModel) -> vt.Method:
     """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
     half = model.device.type == "cuda"
-    told = vt.recommended_method(text, model) if text in EFFORT_LEVELS else text
+    recommended_method = vt.recommended_method(text, model) if text in EFFORT_LEVELS else text
     for step in EFFORT_LEVELS:
-        told = told.replace(f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in told else "")
-    return vt.get_method(told.replace("{half}", ", half=true" if half else ""))
+        recommended_method = recommended_method.replace(
+            f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in recommended_method else ""
+        )
+    return vt.get_method(recommended_method.replace("{half}", ", half=true" if half else ""))
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one model."""
-    spec, how, weights = MODELS[name]
-    model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+    spec, result, weights = MODELS[name]
+    model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **result)
     photos = read_photos(model, options.data, options.images, options.batch)
-    hows: dict[str, Any] = {method: read(method, model) for method in options.methods}
+    methods: dict[str, Any] = {method: read(method, model) for method in options.methods}
     like = None
-    if COIBA in hows and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
+    if COIBA in methods and len(photos) > 2 * PHOTOGRAPHS:  # the same with statistics of photographs
         statistics = vt.collect_activation_stats(model, photos.inputs[:PHOTOGRAPHS].cpu())
-        hows[FROM_PHOTOGRAPHS] = like = replace(hows[COIBA], stats=statistics)
+        methods[FROM_PHOTOGRAPHS] = like = replace(methods[COIBA], stats=statistics)
     began = time.perf_counter()
     table = vt.evaluate(
         model,
         photos.inputs.cpu(),
-        hows,
+        methods,
         list(METRICS.values()),
         labels=photos.labels.tolist(),
         controls=False,
@@ -89,10 +91,10 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     half = len(photos) // 2
-    rows = halves(table, METRICS, half, [each for each in AGAINST if each in hows])
-    same = None if like is None else agreement_of(model, photos[half:], hows[COIBA], like)
+    rows = halves(table, METRICS, half, [item for item in AGAINST if item in methods])
+    same = None if like is None else agreement_of(model, photos[half:], methods[COIBA], like)
     return {
-        "methods": {name: str(method) for name, method in hows.items()},
+        "methods": {name: str(method) for name, method in methods.items()},
         "spearman": same,
         "rows": rows,
         "seconds": seconds,
@@ -103,17 +105,17 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def on_world(model: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
     """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
-    hows = {method: read(method, model) for method in methods}
+    how_by_name = {method: read(method, model) for method in methods}
 
     def explaining(how: vt.Method) -> Any:
         def explain(model: vt.VisionModel, inputs: Any, classes: Any) -> Any:
             parts = zip(inputs.split(64), classes.split(64), strict=True)
-            maps = torch.cat([how.attribute(model, one, target=aim.tolist(), grid="token") for one, aim in parts])
+            maps = torch.cat([how.attribute(model, one, target=goal.tolist(), grid="token") for one, goal in parts])
             return adaptive_avg_pool2d(maps, model.grid())  # some of a convolutional network are finer
 
         return explain
 
-    return world(count, {name: explaining(how) for name, how in hows.items()}, model)
+    return world(count, {name: explaining(method) for name, method in how_by_name.items()}, model)
 
 
 def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
@@ -122,11 +124,11 @@ def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: 
     for method, cells in rows.items():
         for short, metric in metrics.items():
             scores = table[method, metric]
-            ((low, high),) = intervals(scores[half:, None])
+            ((low, upper),) = intervals(scores[half:, None])
             cells[short] = {
                 "choose": float(np.nanmean(scores[:half])),
                 "report": float(np.nanmean(scores[half:])),
-                "interval": [low, high],
+                "interval": [low, upper],
                 "gain": gains(table, method, metric, half, [other for other in others if other != method]),
             }
     return rows
@@ -139,8 +141,8 @@ def gains(table: vt.ScoreTable, method: str, metric: str, half: int, others: lis
     gaps = np.stack([(table[method, metric] - table[other, metric])[half:] for other in others], axis=1)
     means = np.nanmean(gaps, axis=0).tolist()
     return {
-        other: {"mean": mean, "low": low, "high": high}
-        for other, mean, (low, high) in zip(others, means, intervals(gaps), strict=True)
+        other: {"mean": mean, "low": low, "high": upper}
+        for other, mean, (low, upper) in zip(others, means, intervals(gaps), strict=True)
     }
 
 
@@ -150,7 +152,7 @@ def agreement_of(model: vt.VisionModel, photos: Photos, one: vt.Method, other: v
     for start in range(0, len(photos), 64):
         part = photos[start : start + 64]
         asked = {"target": part.predicted.tolist(), "grid": "token"}
-        pair = zip(*(how.attribute(model, part.inputs, **asked) for how in (one, other)), strict=True)
+        pair = zip(*(method.attribute(model, part.inputs, **asked) for method in (one, other)), strict=True)
         correlations += [agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
     return float(np.mean(correlations))
 

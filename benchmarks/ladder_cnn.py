@@ -45,21 +45,21 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one network."""
     model = load(name, options.folder, options.device)
     images = torch.cat([seen.images * 2 - 1 for _, seen in World(n=options.scenes, start=options.start).batches(64)])
-    hows: dict[str, Any] = {}
-    for each in options.methods:
+    methods: dict[str, Any] = {}
+    for element in options.methods:
         try:
-            read(each, model).attribute(model, images[:1])
-            hows[each] = read(each, model)
+            read(element, model).attribute(model, images[:1])
+            methods[element] = read(element, model)
         except vt.VitreousError as error:
-            print(f"{each} is left out: {error}", flush=True)
+            print(f"{element} is left out: {error}", flush=True)
     began = time.perf_counter()
-    table = vt.evaluate(model, images, hows, list(METRICS.values()), controls=False, batch_size=options.batch)
-    known = on_world(model, hows, options.scenes)["telling part"]
-    rows = halves(table, METRICS, len(images) // 2, [step for step in EFFORT_LEVELS if step in hows])
+    table = vt.evaluate(model, images, methods, list(METRICS.values()), controls=False, batch_size=options.batch)
+    reference = on_world(model, methods, options.scenes)["telling part"]
+    rows = halves(table, METRICS, len(images) // 2, [step for step in EFFORT_LEVELS if step in methods])
     for method, cells in rows.items():
-        cells["telling part"] = known[method]
+        cells["telling part"] = reference[method]
     return {
-        "methods": {name: str(each) for name, each in hows.items()},
+        "methods": {name: str(item) for name, item in methods.items()},
         "rows": rows,
         "seconds": time.perf_counter() - began,
     }

@@ -94,8 +94,8 @@ def built(name: str, device: str) -> vt.VisionModel:
 
 
 def noise(model: vt.VisionModel, count: int) -> Tensor:
-    drawn = torch.randn(count, 3, *model.preprocess.size, generator=torch.Generator().manual_seed(0))
-    return model.cast(drawn)
+    sample = torch.randn(count, 3, *model.preprocess.size, generator=torch.Generator().manual_seed(0))
+    return model.cast(sample)
 
 
 def forward(model: vt.VisionModel, images: Tensor) -> None:
@@ -135,41 +135,41 @@ def few_passes(model: vt.VisionModel, images: Tensor, parts: set[str], rounds: i
     names += var.values() if "var" in parts else ()
     pairs = {name: (vt.get_method(name).spec, lowest(name).spec) for name in LAYERED}
     if "plus" in parts:
-        names += [each for name, pair in pairs.items() for each in (*pair, f"plus({name})")]
+        names += [item for name, pair in pairs.items() for item in (*pair, f"plus({name})")]
     if not names:
         return
     works: dict[str, Work] = {"forward": partial(forward, model, images)}
     works |= {name: partial(explain, model, images, name, len(images)) for name in dict.fromkeys(names)}
-    found = race(works, rounds, device)
+    result = race(works, rounds, device)
     for name, limit in (*((name, None) for name in steps), ("skipplus(decompx)", 4.0), ("vtranm", 5.0)):
-        if name in found:
-            yield Line(steps.get(name, name), found[name] / found["forward"], "forwards", limit)
+        if name in result:
+            yield Line(steps.get(name, name), result[name] / result["forward"], "forwards", limit)
     for (base, k), name in var.items() if "var" in parts else ():
-        yield Line(f"var({base}) over {k} classes", found[name] / found["forward"], "forwards", 1 + 2.2 * k)
+        yield Line(f"var({base}) over {k} classes", result[name] / result["forward"], "forwards", 1 + 2.2 * k)
     for name, (usual, same) in pairs.items() if "plus" in parts else ():
-        plus = found[f"plus({name})"]
-        yield Line(f"plus({name}) over {same}", plus / found[same], "x", 1.1)
+        plus = result[f"plus({name})"]
+        yield Line(f"plus({name}) over {same}", plus / result[same], "x", 1.1)
         if usual != same:  # it reads the last block alone, and its backward ends there
-            yield Line(f"plus({name}) over {usual}", plus / found[usual], "x")
+            yield Line(f"plus({name}) over {usual}", plus / result[usual], "x")
 
 
 # -- CoIBA and TIS --------------------------------------------------------------------------------------------
 
 
 def coiba(model: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
-    how: Any = vt.get_method("coiba")
+    method: Any = vt.get_method("coiba")
     fits = Context(model, images, Target.of(model, len(images))).batch
-    part = max(how.samples, min(fits, len(images) * how.samples) // how.samples * how.samples)
+    part = max(method.samples, min(fits, len(images) * method.samples) // method.samples * method.samples)
     works: dict[str, Work] = {
         "forward": partial(forward, model, images),
-        "bare": partial(from_first, Job(Naked(model), images, how, part, 0)),
-        "coiba": partial(explain, model, images, how, part),
+        "bare": partial(from_first, Job(Naked(model), images, method, part, 0)),
+        "coiba": partial(explain, model, images, method, part),
     }
-    found = race(works, rounds, device)
+    result = race(works, rounds, device)
     note = f"{len(images)} image{'s' * (len(images) > 1)}, {part} replicas at once"
-    yield Line(f"coiba, {note}", found["coiba"] / found["forward"], "forwards", 150.0)
+    yield Line(f"coiba, {note}", result["coiba"] / result["forward"], "forwards", 150.0)
     limit = 1.3 if device != "cpu" else None  # promised for a GPU and 32 images
-    yield Line("coiba over its bare passes", found["coiba"] / found["bare"], "x", limit)
+    yield Line("coiba over its bare passes", result["coiba"] / result["bare"], "x", limit)
 
 
 def tis(model: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
@@ -179,17 +179,17 @@ def tis(model: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: 
     works: dict[str, Work] = {"forward": partial(forward, model, images)}
     counts = {}
     for name, half in ways.items():
-        how = vt.get_method(f"tis(masks={masks}, half={str(half).lower()})")
+        method = vt.get_method(f"tis(masks={masks}, half={str(half).lower()})")
         run: list[int] = []
-        explain(model, images, how, part, run.append)
+        explain(model, images, method, part, run.append)
         counts[name] = sum(run) - len(images)  # one forward of every image is no sample
-        works[f"bare {name}"] = partial(samples, Job(naked, images, how, part, sum(run)), half)
-        works[name] = partial(explain, model, images, how, part)
-    found = race(works, rounds, device)
+        works[f"bare {name}"] = partial(samples, Job(naked, images, method, part, sum(run)), half)
+        works[name] = partial(explain, model, images, method, part)
+    result = race(works, rounds, device)
     for name in ways:
         note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {part} at once"
-        yield Line(f"tis over its bare forwards ({note})", found[name] / found[f"bare {name}"], "x", 1.3)
-        yield Line(f"tis, {name}", found[name] / found["forward"], "forwards")
+        yield Line(f"tis over its bare forwards ({note})", result[name] / result[f"bare {name}"], "x", 1.3)
+        yield Line(f"tis, {name}", result[name] / result["forward"], "forwards")
 
 
 # -- every method ---------------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def every(model: vt.VisionModel, images: Tensor, rounds: int, device: str, only:
     for name, stick in few.items():
         works[stick.what] = partial(stick.work, Job(naked, images, vt.get_method(name), len(images), len(images)))
         works[name] = partial(explain, model, images, name, len(images))
-    found = race(works, rounds, device)
+    result = race(works, rounds, device)
     for name, stick in few.items():
-        yield Line(f"{name} over {stick.what}", found[name] / found[stick.what], "x", promised(stick, device))
+        yield Line(f"{name} over {stick.what}", result[name] / result[stick.what], "x", promised(stick, device))
     batch = Context(model, images, Target.of(model, len(images))).batch
     for name, stick in BARE.items():
         if stick.long and name in wanted:
@@ -234,18 +234,18 @@ def long(
     device: str,
 ) -> Line:
     """One method and its bare passes by turns, as often as there is time for."""
-    how: Any = vt.get_method(name)
-    if how.info.family == "bottleneck":
-        batch = max(how.samples, batch // how.samples * how.samples)
-    explain(model, images[:1], how, batch)  # what is learnt of a model once is not what a picture costs
-    own, bare = list[float](), list[float]()
+    method: Any = vt.get_method(name)
+    if method.info.family == "bottleneck":
+        batch = max(method.samples, batch // method.samples * method.samples)
+    explain(model, images[:1], method, batch)  # what is learnt of a model once is not what a picture costs
+    own, reference = list[float](), list[float]()
     while len(own) < rounds and sum(own) < ENOUGH:
         run: list[int] = []
-        own.append(timed(partial(explain, model, images, how, batch, run.append), device))
-        bare.append(timed(partial(stick.work, Job(naked, images, how, batch, sum(run))), device))
-    ratio = statistics.median(own) / statistics.median(bare)
-    each = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(own):.2f} s"
-    return Line(f"{name} over {stick.what} ({each})", ratio, "x", promised(stick, device))
+        own.append(timed(partial(explain, model, images, method, batch, run.append), device))
+        reference.append(timed(partial(stick.work, Job(naked, images, method, batch, sum(run))), device))
+    ratio = statistics.median(own) / statistics.median(reference)
+    text = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(own):.2f} s"
+    return Line(f"{name} over {stick.what} ({text})", ratio, "x", promised(stick, device))
 
 
 def elsewhere(vision_model: vt.VisionModel, images: Tensor, name: str, spec: str, device: str) -> Line:
@@ -316,14 +316,14 @@ def understood() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="batches of 2, 1 image and 128 samples, 3 rounds")
     parser.add_argument("--methods", default="", help="of the part every: some of them, separated by commas")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")
-    given = parser.parse_args()
-    cpu = given.device == "cpu"
+    options = parser.parse_args()
+    cpu = options.device == "cpu"
     usual = {"batch": 8 if cpu else 32, "coiba": 2 if cpu else 32, "tis": 1 if cpu else 4, "masks": 1024, "rounds": 5}
     quick = {"batch": 2, "coiba": 1, "tis": 1, "masks": 128, "rounds": 3}
-    for name, value in (quick if given.quick else usual).items():
-        setattr(given, name, getattr(given, name) or value)
-    given.model = given.model or ("vit_small_patch16_224" if cpu else "vit_base_patch16_224")
-    return given
+    for name, value in (quick if options.quick else usual).items():
+        setattr(options, name, getattr(options, name) or value)
+    options.model = options.model or ("vit_small_patch16_224" if cpu else "vit_base_patch16_224")
+    return options
 
 
 def main() -> None:
@@ -331,18 +331,18 @@ def main() -> None:
     warnings.simplefilter("ignore", vt.VitreousWarning)  # random weights explain nothing, and alti says so
     where = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} threads"
     print(f"{options.model}, batch {options.batch}, float32 on {options.device} ({where}), torch {torch.__version__}")
-    began, found = time.perf_counter(), []
+    began, result = time.perf_counter(), []
     for line in lines(options):
-        found.append(line)
+        result.append(line)
         print(line, flush=True)
         if options.json:
-            plain = {**vars(options), "json": None, "where": where, "torch": torch.__version__}
-            rows = [{**asdict(each), "verdict": each.verdict} for each in found]
-            options.json.write_text(json.dumps({"options": plain, "lines": rows}, indent=1) + "\n")
+            reference = {**vars(options), "json": None, "where": where, "torch": torch.__version__}
+            rows = [{**asdict(item), "verdict": item.verdict} for item in result]
+            options.json.write_text(json.dumps({"options": reference, "lines": rows}, indent=1) + "\n")
     if options.device == "cpu" and "memory" in options.parts:
         print("memory is measured on a GPU only")
-    missed = sum(line.verdict == "MISSED" for line in found)
-    print(f"{missed} of {sum(line.limit is not None for line in found)} limits missed", end="; ")
+    missed = sum(line.verdict == "MISSED" for line in result)
+    print(f"{missed} of {sum(line.limit is not None for line in result)} limits missed", end="; ")
     print(f"{time.perf_counter() - began:.0f} s")
 
 

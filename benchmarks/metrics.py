@@ -61,9 +61,9 @@ class Bare:
     def run(self, states: dict[int, int]) -> None:
         """Run this many states by the number of tokens kept; 0 stands for whole images."""
         with torch.no_grad(), self.cast():
-            for kept, count in states.items():
+            for selected, count in states.items():
                 for start in range(0, count, self.batch):
-                    self.forward(kept, min(self.batch, count - start))
+                    self.forward(selected, min(self.batch, count - start))
 
     def forward(self, kept: int, batch: int) -> None:
         if not kept:
@@ -111,12 +111,14 @@ def main() -> None:
             return vt.evaluate(vision_model, images, maps, metrics, **asked)
 
         table = judge()  # warm up, and learn what was run
-        states = {int(kept): count for kept, count in table.plan["states_by_kept_tokens"].items()}
-        bare = Bare(model, images, table.plan["forward_batch"], options.precision)
-        bare.run({kept: min(count, table.plan["forward_batch"]) for kept, count in states.items()})
+        states = {int(selected): count for selected, count in table.plan["states_by_kept_tokens"].items()}
+        bare_time = Bare(model, images, table.plan["forward_batch"], options.precision)
+        bare_time.run({selected: min(count, table.plan["forward_batch"]) for selected, count in states.items()})
         times: dict[str, list[float]] = {"bare": [], "total": []}
         for _ in range(options.rounds):
-            times["bare"].append(timed(lambda bare=bare, states=states: bare.run(states), options.device)[0])
+            times["bare"].append(
+                timed(lambda reference=bare_time, states=states: reference.run(states), options.device)[0]
+            )
             times["total"].append(timed(judge, options.device)[0])
         medians = {key: statistics.median(values) for key, values in times.items()}
         overhead = medians["total"] / medians["bare"] - 1

@@ -42,36 +42,40 @@ PUBLISHED = {
 
 def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
     """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
-    made = make_mosaics(count, size=model.preprocess.size[0])
-    images = made.images.repeat_interleave(4, dim=0) * 2 - 1
-    cells = [cell.numpy() for cell in made.cells] * count
-    labels = made.labels.tolist()
-    aims = [each for group in labels for each in group]
+    values = make_mosaics(count, size=model.preprocess.size[0])
+    images = values.images.repeat_interleave(4, dim=0) * 2 - 1
+    cells = [cell.numpy() for cell in values.cells] * count
+    labels = values.labels.tolist()
+    aims = [item for group in labels for item in group]
     compare_classes = [group for group in labels for _ in group]
     groups = torch.arange(count).repeat_interleave(4).tolist()
-    bases = {name: how for name, how in BASES.items() if model.is_relu_only or vt.get_method(how).models != "ReLU"}
-    hows = bases | {f"{name}, {preset}": f"var@{preset}({how})" for name, how in bases.items() for preset in PRESETS}
+    bases = {
+        name: method for name, method in BASES.items() if model.is_relu_only or vt.get_method(method).models != "ReLU"
+    }
+    methods = bases | {
+        f"{name}, {preset}": f"var@{preset}({method})" for name, method in bases.items() for preset in PRESETS
+    }
     table = vt.evaluate(
         model,
         images,
-        hows,
+        methods,
         list(METRICS.values()),
         target=aims,
         compare_classes=compare_classes,
         annotations=[vt.Annotation(mask=cell) for cell in cells],
         groups=groups,
     )
-    found: dict[str, Any] = {"constant": {short: table.mean("constant", long) for short, long in METRICS.items()}}
-    for name in hows:
-        found[name] = {}
+    result: dict[str, Any] = {"constant": {short: table.mean("constant", long) for short, long in METRICS.items()}}
+    for name in methods:
+        result[name] = {}
         for short, long in METRICS.items():
-            found[name][short] = {"mean": table.mean(name, long), "interval": list(table.interval(name, long))}
+            result[name][short] = {"mean": table.mean(name, long), "interval": list(table.interval(name, long))}
             base = name.split(",")[0]
             if base != name:
                 gap = (table[name, long] - table[base, long]).reshape(count, 4).mean(axis=1)
-                ((low, high),) = intervals(gap[:, None])
-                found[name][short] |= {"gain": float(gap.mean()), "gain interval": [low, high]}
-    return {"mosaics": count, "accuracy": named_first(model, made), "scores": found}
+                ((low, upper),) = intervals(gap[:, None])
+                result[name][short] |= {"gain": float(gap.mean()), "gain interval": [low, upper]}
+    return {"mosaics": count, "accuracy": named_first(model, values), "scores": result}
 
 
 def named_first(model: vt.VisionModel, made: Any) -> float:
@@ -84,27 +88,27 @@ def rows(tables: dict[str, Any]) -> Iterator[str]:
     """The table of the manual."""
     yield "| network | method | | plain | with VAR | gain | gain of `sharp` | the paper's gain |"
     yield "|---|---|---|---|---|---|---|---|"
-    for network, found in tables.items():
-        for name in (base for base in BASES if base in found["scores"]):
+    for network, table in tables.items():
+        for name in (base for base in BASES if base in table["scores"]):
             for short in METRICS:
-                plain, *others = (
-                    found["scores"][each][short] for each in (name, *(f"{name}, {p}" for p in PRESETS[:2]))
+                reference, *others = (
+                    table["scores"][item][short] for item in (name, *(f"{name}, {p}" for p in PRESETS[:2]))
                 )
                 cells = [
                     network,
                     name,
                     short,
-                    *(between(each["mean"], each["interval"], ".3f") for each in (plain, others[0])),
+                    *(between(item["mean"], item["interval"], ".3f") for item in (reference, others[0])),
                 ]
                 for other in others:
-                    gain, *ends = (each / plain["mean"] for each in (other["gain"], *other["gain interval"]))
+                    gain, *ends = (item / reference["mean"] for item in (other["gain"], *other["gain interval"]))
                     cells.append(between(gain, ends, "+.0%"))
                 yield f"| {' | '.join([*cells, f'{PUBLISHED[name][short]:+d}%'])} |"
 
 
 def between(mean: float, ends: Sequence[float], form: str) -> str:
-    low, high = (format(end, form) for end in ends)
-    return f"{mean:{form}} [{low}, {high}]"
+    low, upper = (format(end, form) for end in ends)
+    return f"{mean:{form}} [{low}, {upper}]"
 
 
 def main() -> None:
@@ -115,18 +119,18 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--markdown", type=Path)
-    given = parser.parse_args()
-    if given.markdown is not None:
-        print("\n".join(rows(json.loads(given.markdown.read_text()))))
+    options = parser.parse_args()
+    if options.markdown is not None:
+        print("\n".join(rows(json.loads(options.markdown.read_text()))))
         return
     tables: dict[str, Any] = {}
-    for name in given.networks:
-        model = load(name, given.folder, given.device)
+    for name in options.networks:
+        model = load(name, options.folder, options.device)
         for label, seen in ((name, model), (f"{name}, centred", centred(model))):
-            tables[label] = judge(seen, given.mosaics)
+            tables[label] = judge(seen, options.mosaics)
             print(label, f"{tables[label]['accuracy']:.3f} of the classes are among the four most probable ones")
-            if given.out is not None:
-                given.out.write_text(json.dumps(tables, indent=1) + "\n")
+            if options.out is not None:
+                options.out.write_text(json.dumps(tables, indent=1) + "\n")
     print("\n".join(rows(tables)))
 
 

@@ -110,7 +110,7 @@ def main() -> None:
         seconds = timed(lambda: vision_model.identity, options.device, clock)
         print(f"the first identity in a process: {seconds * 1000:.1f} ms")
     works: dict[str, Callable[[], object]] = {**(_identities if options.identity else _works)(vision_model, images)}
-    yardstick, limits = next(iter(works)), LIMITS if vision_model.has_residual_stream else dict.fromkeys(CNN, 1.3)
+    result, limits = next(iter(works)), LIMITS if vision_model.has_residual_stream else dict.fromkeys(CNN, 1.3)
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for work in works.values():
         work()  # warm up
@@ -122,7 +122,7 @@ def main() -> None:
     print(f"{options.model}, batch {options.batch}, {options.dtype} on {options.device}, {threads} threads")
     for name, median in medians.items():
         limit = f"  (at most {limits[name]})" if name in limits else ""
-        print(f"{name:36s} {median * 1000:9.1f} ms {median / medians[yardstick]:6.2f} x{limit}")
+        print(f"{name:36s} {median * 1000:9.1f} ms {median / medians[result]:6.2f} x{limit}")
     if vision_model.has_residual_stream and not options.identity:
         extra = medians["skipplus(decompx)"] / medians["decompx"] - 1
         print(f"skipplus(decompx) over decompx: {extra:+.1%}  (at most +10 %)")

@@ -81,8 +81,8 @@ class Sides:
             model, values, width = self.tall, np.tile(values, (1, 1, 3, 1)), 3 * width
             arrays = arrays.reshape(values.shape)
         flip = quantus.PixelFlipping(features_in_step=width, perturb_baseline=baseline, disable_warnings=True)
-        told = {"channel_first": True, "device": str(self.inputs.device), "batch_size": self.batch}
-        return np.array(flip(model, arrays, self.labels, values, **told))
+        message = {"channel_first": True, "device": str(self.inputs.device), "batch_size": self.batch}
+        return np.array(flip(model, arrays, self.labels, values, **message))
 
     def bare(self, batch: int) -> None:
         """Run the naked model on as many inputs as both sides have states."""
@@ -94,7 +94,7 @@ class Sides:
 
 def timed(works: dict[str, Callable[[], Any]], rounds: int, device: str) -> tuple[dict[str, list[float]], Any]:
     """Return the seconds of each work, in turn round by round, and what it gave."""
-    found = {name: work() for name, work in works.items()}  # warm up
+    result = {name: work() for name, work in works.items()}  # warm up
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
@@ -103,7 +103,7 @@ def timed(works: dict[str, Callable[[], Any]], rounds: int, device: str) -> tupl
             if device != "cpu":
                 torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - start)
-    return seconds, found
+    return seconds, result
 
 
 def without_ties(maps: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
         model = vt.load(options.model, **weights)
     model.module.to(options.device).eval().requires_grad_(False)
     if options.pictures:
-        shown = [picture.tensor for picture in islice(load_images(options.pictures, model), options.images)]
-        inputs = torch.stack(shown).to(options.device)
+        tensors = [picture.tensor for picture in islice(load_images(options.pictures, model), options.images)]
+        inputs = torch.stack(tensors).to(options.device)
     else:
         inputs = torch.randn(options.images, 3, *model.preprocess.size).to(options.device)
     if not options.checkpoint:
@@ -141,7 +141,7 @@ def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
 def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
     """Time the two sides on the same states, and compare their curves and areas."""
     explained = vt.explain(sides.view, sides.inputs, "generic", grid="pixel")
-    smooth = torch.stack([each.map for each in explained]).to(sides.inputs.device)
+    smooth = torch.stack([item.map for item in explained]).to(sides.inputs.device)
     maps = without_ties(smooth)
     works: dict[str, Callable[[], Any]] = {
         "bare, full batches": lambda: sides.bare(options.batch),
@@ -150,8 +150,8 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
         "Quantus, the same states": lambda: sides.quantus(maps),
         "Quantus, as it comes": lambda: sides.quantus(maps, tall=False),
     }
-    seconds, found = timed(works, options.rounds, options.device)
-    (curve, area), same, thrice = (found[name] for name in list(works)[2:])
+    seconds, result = timed(works, options.rounds, options.device)
+    (curve, area), same, thrice = (result[name] for name in list(works)[2:])
     states = dict.fromkeys(works, same.size) | {"Quantus, as it comes": thrice.size}
     states["Vitreous"] += 1  # the clean pictures in place of the bare substrates, and one of these for all
     medians = {name: statistics.median(times) for name, times in seconds.items()}
@@ -171,7 +171,7 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
         "its 'mean', our mean_scalar": sides.quantus(maps, "mean") - mean,
     }
     largest = {name: float(np.abs(difference).max()) for name, difference in differences.items()}
-    distinct = [len(each.unique()) for each in smooth]
+    distinct = [len(item.unique()) for item in smooth]
     print(f"curves run from {curve.max():.3f} to {curve.min():.3f}; largest difference:")
     for name, value in largest.items():
         print(f"  {name:44s} {value:.1e}")
@@ -192,15 +192,15 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
 
 def objects(sides: Sides) -> dict[str, float]:
     """Judge Captum's attribution objects beside our methods of the same formula; return how far their scores differ."""
-    found = {}
+    result = {}
     judge = f"insdel(steps={sides.steps})"
     for name, kind in OBJECTS.items():
         methods = {"ours": name, "captum": kind(sides.view.module)}
         table = vt.evaluate(sides.view, sides.inputs, methods, judge, controls=False, batch_size=sides.batch)
-        found[name] = float(np.abs(table["ours", judge] - table["captum", judge]).max())
+        result[name] = float(np.abs(table["ours", judge] - table["captum", judge]).max())
         mean = table.mean("ours", judge)
-        print(f"captum.attr.{kind.__name__} as a method: insdel {mean:+.4f}, differs from {name} by {found[name]:.1e}")
-    return found
+        print(f"captum.attr.{kind.__name__} as a method: insdel {mean:+.4f}, differs from {name} by {result[name]:.1e}")
+    return result
 
 
 def main() -> None:
@@ -217,7 +217,7 @@ def main() -> None:
     options = parser.parse_args()
 
     model, inputs = setting(options)
-    versions = {each.__name__: each.__version__ for each in (vt, quantus, captum, torch, np)}
+    versions = {item.__name__: item.__version__ for item in (vt, quantus, captum, torch, np)}
     weights = "trained" if options.checkpoint else "untrained"
     print(
         f"{options.model}, {weights}, {len(inputs)} images, {options.steps} steps, float32 on {options.device}, "
@@ -227,8 +227,8 @@ def main() -> None:
     sides = Sides(model, inputs, options.steps, options.batch)
     figures = {"flipping": flipping(sides, options), "captum": objects(sides)}
     if options.out:
-        told = {**vars(options), "out": None, "threads": torch.get_num_threads()}
-        options.out.write_text(json.dumps({"options": told, "versions": versions, **figures}, indent=1))
+        message = {**vars(options), "out": None, "threads": torch.get_num_threads()}
+        options.out.write_text(json.dumps({"options": message, "versions": versions, **figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -102,19 +102,19 @@ def parted(model: nn.Module) -> nn.Module:
 
 def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Integrated gradients, guided backpropagation, guided Grad-CAM and DeepLift."""
-    theirs = plain(model)
-    layer = theirs.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
-    made: dict[str, tuple[Any, str]] = {
-        "IntegratedGradients": (captum.attr.IntegratedGradients(theirs), "integrated_gradients"),
-        "GuidedBackprop": (captum.attr.GuidedBackprop(theirs), "guided_backprop"),
-        "GuidedGradCam": (captum.attr.GuidedGradCam(theirs, layer), "guided_gradcam@captum"),
-        "DeepLift": (captum.attr.DeepLift(theirs), "deeplift@captum"),
+    other = plain(model)
+    layer = other.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
+    values: dict[str, tuple[Any, str]] = {
+        "IntegratedGradients": (captum.attr.IntegratedGradients(other), "integrated_gradients"),
+        "GuidedBackprop": (captum.attr.GuidedBackprop(other), "guided_backprop"),
+        "GuidedGradCam": (captum.attr.GuidedGradCam(other, layer), "guided_gradcam@captum"),
+        "DeepLift": (captum.attr.DeepLift(other), "deeplift@captum"),
         "DeepLift, a copy between": (captum.attr.DeepLift(parted(plain(model))), "deeplift@captum"),
     }
-    for name, (peer, spec) in made.items():
+    for name, (peer, spec) in values.items():
         # one image at a time: at a max pooling its DeepLift hands the first image's gradient to all
-        found = torch.cat([peer.attribute(each[None], target=CLASS) for each in x]).sum(dim=1).detach()
-        yield family, f"captum {name}", spec, CLASS, found, ours(spec, model, x)
+        results = torch.cat([peer.attribute(item[None], target=CLASS) for item in x]).sum(dim=1).detach()
+        yield family, f"captum {name}", spec, CLASS, results, ours(spec, model, x)
 
 
 def of_grad_cam(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
@@ -122,8 +122,8 @@ def of_grad_cam(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     for name, spec in CAMS.items():
         yield family, f"grad-cam {name}", spec, CLASS, cam_of(name, model, x), ours(spec, model, x)
     with mock.patch.object(pytorch_grad_cam.ablation_cam, "np", Wide()):
-        found = cam_of("AblationCAM", model, x)
-    yield family, "grad-cam AblationCAM in float64", "ablationcam", CLASS, found, ours("ablationcam", model, x)
+        result = cam_of("AblationCAM", model, x)
+    yield family, "grad-cam AblationCAM in float64", "ablationcam", CLASS, result, ours("ablationcam", model, x)
 
 
 class Wide:
@@ -137,9 +137,9 @@ class Wide:
 
 def cam_of(name: str, model: nn.Module, x: Tensor) -> Tensor:
     """Return one of pytorch-grad-cam's maps at the last feature map, before ReLU and scaling."""
-    theirs, targets = plain(model), [ClassifierOutputTarget(CLASS) for _ in x]
-    layer = theirs.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
-    with getattr(pytorch_grad_cam, name)(theirs, [layer]) as cam:
+    other, targets = plain(model), [ClassifierOutputTarget(CLASS) for _ in x]
+    layer = other.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
+    with getattr(pytorch_grad_cam, name)(other, [layer]) as cam:
         outputs = cam.activations_and_grads(x)
         sum(outputs[:, CLASS]).backward()
         values = cam.activations_and_grads.activations[0].detach().numpy()
@@ -155,8 +155,8 @@ def of_zennit(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
         for name, preset in COMPOSITES.items():
             composite = getattr(zennit.composites, name)(canonizers=[canonizer()])
             with Gradient(plain(model), composite) as attribute:
-                _, found = attribute(x.clone(), lambda logits, one=one: logits * one)
-            spec, maps = f"lrp@{preset}", found.sum(dim=1).detach()
+                _, result = attribute(x.clone(), lambda logits, one=one: logits * one)
+            spec, maps = f"lrp@{preset}", result.sum(dim=1).detach()
             yield family, f"zennit {name}", spec, target, maps, ours(spec, model, x, target)
 
 
@@ -192,20 +192,22 @@ def aligned(peer: str, theirs: Tensor, found: Tensor) -> Tensor:
 
 def numbers(maps: Tensor) -> list[list[float]]:
     """Return some numbers of each map, and the sum of all: what the tests remember of a peer."""
-    some = torch.linspace(0, maps[0].numel() - 1, 7).long()
-    return [[*each.flatten()[some].tolist(), each.sum().item()] for each in maps.double()]
+    subset = torch.linspace(0, maps[0].numel() - 1, 7).long()
+    return [[*item.flatten()[subset].tolist(), item.sum().item()] for item in maps.double()]
 
 
 def rows() -> Iterator[Row]:
-    made: dict[str, nn.Module] = {name: FAMILIES[name]().double() for name in ("resnet", "vgg", "tv_resnet", "tv_vgg")}
-    made |= {"resnet, windows apart": apart(made["resnet"]), "tv_resnet, no eps": no_eps(made["tv_resnet"])}
+    values: dict[str, nn.Module] = {
+        name: FAMILIES[name]().double() for name in ("resnet", "vgg", "tv_resnet", "tv_vgg")
+    }
+    values |= {"resnet, windows apart": apart(values["resnet"]), "tv_resnet, no eps": no_eps(values["tv_resnet"])}
     works: list[tuple[str, Callable[[str, nn.Module, Tensor], Iterator[Row]]]] = [
         *((name, of_captum) for name in ("resnet", "resnet, windows apart", "vgg")),
         *((name, of_grad_cam) for name in ("resnet", "vgg")),
         *((name, of_zennit) for name in ("tv_resnet", "tv_resnet, no eps", "tv_vgg")),
     ]
     for name, work in works:
-        yield from work(name, made[name], images(made[name], 2).double())
+        yield from work(name, values[name], images(values[name], 2).double())
 
 
 def main() -> None:
@@ -216,13 +218,13 @@ def main() -> None:
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print(f"{'model':22s} {'peer':33s} {'ours':29s} class {'difference':>11s} {'largest':>9s}  within {NEAR:g}")
     figures = []
-    for family, peer, spec, target, theirs, found in rows():
-        difference = float((aligned(peer, theirs, found) - found).abs().max())
-        largest = float(found.abs().max())
+    for family, peer, spec, target, other, result in rows():
+        difference = float((aligned(peer, other, result) - result).abs().max())
+        largest = float(result.abs().max())
         near = "yes" if difference <= NEAR else "NO"
         print(f"{family:22s} {peer:33s} {spec:29s} {target:5d} {difference:11.1e} {largest:9.2e}  {near}")
-        told = {"difference": difference, "largest": largest, "numbers": numbers(aligned(peer, theirs, found))}
-        figures.append({"model": family, "peer": peer, "ours": spec, "class": target, **told})
+        message = {"difference": difference, "largest": largest, "numbers": numbers(aligned(peer, other, result))}
+        figures.append({"model": family, "peer": peer, "ours": spec, "class": target, **message})
     if options.out:
         options.out.write_text(json.dumps({"versions": versions, "rows": figures}, indent=1))
 

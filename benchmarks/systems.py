@@ -88,11 +88,11 @@ class How(NamedTuple):
 def judged(model: vt.VisionModel, photos: Photos, hows: Mapping[str, How], precision: str, batch: int) -> vt.ScoreTable:
     """Return one table of all methods, each with a value of its own: one evaluation per value, put together."""
     tables = {}
-    for value in dict.fromkeys(how.value for how in hows.values()):
+    for value in dict.fromkeys(method.value for method in hows.values()):
         tables[value] = vt.evaluate(
             model,
             photos.inputs,
-            {name: how.method for name, how in hows.items() if how.value == value},
+            {name: method.method for name, method in hows.items() if method.value == value},
             list(METRICS.values()),
             labels=photos.labels.tolist(),
             controls=False,
@@ -100,15 +100,15 @@ def judged(model: vt.VisionModel, photos: Photos, hows: Mapping[str, How], preci
             precision=precision,
             batch_size=batch,
         )
-    some = next(iter(tables.values()))
+    subset = next(iter(tables.values()))
     return replace(
-        some,
+        subset,
         methods=tuple(hows),
         metrics=tuple(METRICS),
         parts={(n, m): tables[h.value].parts[n, long] for n, h in hows.items() for m, long in METRICS.items()},
-        judges={short: some.judges[long] for short, long in METRICS.items()},
+        judges={short: subset.judges[long] for short, long in METRICS.items()},
         curves={},
-        degenerate={name: tables[how.value].degenerate[name] for name, how in hows.items()},
+        degenerate={name: tables[method.value].degenerate[name] for name, method in hows.items()},
         plan={"by value": {value: table.plan for value, table in tables.items()}},
     )
 
@@ -120,12 +120,12 @@ def gains(table: vt.ScoreTable, methods: Iterable[str], rivals: Iterable[str]) -
     apart = [sign[metric] * (table[one, metric] - table[other, metric]) for one, other, metric in cells]
     if not apart:
         return {}
-    found: dict[str, Any] = {}
-    for (one, other, metric), each, (low, high) in zip(cells, apart, intervals(np.stack(apart, axis=1)), strict=True):
-        verdict = "better" if low > 0 else "worse" if high < 0 else "open"
-        figure = {"mean": float(np.nanmean(each)), "low": low, "high": high, "verdict": verdict}
-        found.setdefault(one, {}).setdefault(other, {})[metric] = figure
-    return found
+    result: dict[str, Any] = {}
+    for (one, other, metric), item, (low, upper) in zip(cells, apart, intervals(np.stack(apart, axis=1)), strict=True):
+        verdict = "better" if low > 0 else "worse" if upper < 0 else "open"
+        figure = {"mean": float(np.nanmean(item)), "low": low, "high": upper, "verdict": verdict}
+        result.setdefault(one, {}).setdefault(other, {})[metric] = figure
+    return result
 
 
 def told(table: vt.ScoreTable, hows: Mapping[str, How]) -> dict[str, Any]:
@@ -136,18 +136,18 @@ def told(table: vt.ScoreTable, hows: Mapping[str, How]) -> dict[str, Any]:
         "metrics": METRICS,
         "methods": {
             name: {
-                "spelling": how.method.spec,
-                "value": how.method.fixed_output or how.output,
+                "spelling": method.method.spec,
+                "value": method.method.fixed_output or method.output,
                 "degenerate": dict(table.degenerate[name]),
                 "scores": {
                     m: {"mean": table.mean(name, m), "interval": list(table.interval(name, m))} for m in table.metrics
                 },
             }
-            for name, how in hows.items()
+            for name, method in hows.items()
         },
         "gains": gains(table, table.methods, RIVALS),
-        "audit": {value: each["audit"] for value, each in plan.items()},
-        "seconds": {value: each["seconds"] for value, each in plan.items()},
+        "audit": {value: item["audit"] for value, item in plan.items()},
+        "seconds": {value: item["seconds"] for value, item in plan.items()},
     }
 
 
@@ -157,9 +157,9 @@ def print_gains(found: Mapping[str, Any]) -> None:
         return
     marks = {"better": "+", "worse": "-", "open": " "}
     print(f"{'gain over':24s}" + "".join(f"{metric:>29s}" for metric in METRICS))
-    for method, rivals in found.items():
+    for method, contrasts in found.items():
         print(method)
-        for rival, cells in rivals.items():
+        for rival, cells in contrasts.items():
             texts = [
                 f"{c['mean']:+.3f} [{c['low']:+.3f}, {c['high']:+.3f}] {marks[c['verdict']]}" for c in cells.values()
             ]
@@ -176,8 +176,8 @@ class BenchmarkRun:
         self.given, self.device, self.began = options, options.device, time.perf_counter()
         self.precision = options.precision or ("float32" if self.device == "cpu" else "float16")
         self.batch = options.batch or (16 if self.device == "cpu" else 1024)
-        plain = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-        self.record: dict[str, Any] = {"options": plain, "torch": torch.__version__}
+        reference = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+        self.record: dict[str, Any] = {"options": reference, "torch": torch.__version__}
         self.systems = {text: How.of(text, self.device) for text in options.methods}
         self.candidates = {text: How.of(text, self.device) for text in options.candidates}
         self.rivals = {text: How.of(text, self.device) for text in (*RIVALS, "centre", "edges")}
@@ -193,41 +193,41 @@ class BenchmarkRun:
 
     def table(self, part: str, photos: Photos, hows: Mapping[str, How], compared: Iterable[str]) -> None:
         self.say(f"{part}: {len(hows)} methods on {len(photos)} images")
-        found = judged(self.view, photos, hows, self.precision, self.batch)
-        summary = told(found, hows)
-        print(found)
-        print_gains({name: each for name, each in summary["gains"].items() if name in set(compared)})
+        result = judged(self.view, photos, hows, self.precision, self.batch)
+        summary = told(result, hows)
+        print(result)
+        print_gains({name: item for name, item in summary["gains"].items() if name in set(compared)})
         self.keep(part, summary)
 
     def run(self) -> None:
-        given = self.given
-        self.view = vt.load("timm/deit_tiny_patch16_224", checkpoint=given.data / WEIGHTS, device=self.device)
+        options = self.given
+        self.view = vt.load("timm/deit_tiny_patch16_224", checkpoint=options.data / WEIGHTS, device=self.device)
         self.view.module.requires_grad_(False)
-        slow = min(given.slow_images, given.images)
-        every = read_photos(self.view, given.data, max(given.images, slow + given.statistics), self.batch)
-        photos = every[: given.images]
+        slow = min(options.slow_images, options.images)
+        every = read_photos(self.view, options.data, max(options.images, slow + options.statistics), self.batch)
+        photos = every[: options.images]
         right = (photos.predicted == photos.labels).float().mean().item()
         self.say(f"{len(photos)} photographs, {right:.1%} of them classified correctly")
-        self.with_statistics(every[slow : slow + given.statistics])
+        self.with_statistics(every[slow : slow + options.statistics])
         everyone = {**self.systems, **self.candidates, **self.rivals}
-        explain: dict[str, Explain] = {name: how.maps for name, how in everyone.items()}
+        explain: dict[str, Explain] = {name: method.maps for name, method in everyone.items()}
         compared = {**self.systems, **self.candidates}
         if slow:
             self.table("systems", photos[:slow], everyone, compared)
         if len(photos) > slow:
             few = {n: h for n, h in everyone.items() if self.forwards(h) < MANY and n not in self.informed}
             self.table("more images", photos, few, compared)
-        if given.seeds:
-            self.say(f"seeds: rank correlation of two, on {len(photos[: given.seeds])} images")
+        if options.seeds:
+            self.say(f"seeds: rank correlation of two, on {len(photos[: options.seeds])} images")
             least = {n: STABLE[h.method.info.name] for n, h in self.systems.items() if h.method.info.name in STABLE}
-            self.keep("seeds", seeds(self.view, photos[: given.seeds], explain, least))
-        if given.boxes:
+            self.keep("seeds", seeds(self.view, photos[: options.seeds], explain, least))
+        if options.boxes:
             self.say("boxes: share of the top fifth inside over that of all patches")
-            self.keep("boxes", boxes(self.view, photos, given.boxes, explain, self.systems))
-        if given.world:
+            self.keep("boxes", boxes(self.view, photos, options.boxes, explain, self.systems))
+        if options.world:
             self.say("world: the same for the creature and for its telling part")
-            known = {name: each for name, each in explain.items() if name not in self.informed}
-            self.keep("world", world(given.world, known, vt.load("world", device=self.device)))
+            reference = {name: item for name, item in explain.items() if name not in self.informed}
+            self.keep("world", world(options.world, reference, vt.load("world", device=self.device)))
 
     def forwards(self, how: How) -> float:
         return how.method.num_forwards(self.view)
@@ -238,12 +238,12 @@ class BenchmarkRun:
         if len(others) < 2:
             return
         usual = vt.collect_activation_stats(self.view, others.inputs)
-        for name, how in list(self.systems.items()):
-            if how.method.info.name == "coiba":
-                told = f"{name}, {len(others)} images"
-                method = replace(how.method, stats=usual)  # type: ignore[call-arg, type-var]
-                self.systems[told] = How(method, how.value)
-                self.informed.add(told)
+        for name, options in list(self.systems.items()):
+            if options.method.info.name == "coiba":
+                text = f"{name}, {len(others)} images"
+                method = replace(options.method, stats=usual)  # type: ignore[call-arg, type-var]
+                self.systems[text] = How(method, options.value)
+                self.informed.add(text)
         self.say(f"statistics of {len(others)} other images")
 
 

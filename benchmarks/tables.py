@@ -63,12 +63,14 @@ TABLES = {
 def protocol_of(table: Table, model: str) -> Protocol:
     """Return the protocol that a run has."""
     size = MODELS[model][1].get("img_size")
-    made = replace_model(read(table.protocol), MODELS[model][0], size)
-    methods = {name: how for name, how in made.methods.items() if name not in table.without} | dict(table.instead)
-    metrics = table.metrics or made.evaluation.metrics
-    judge = dataclasses.replace(made.evaluation, metrics=metrics, precision="float16")
-    also = tuple(_pets(each) for each in made.also if each.label == "ImageNet-S")
-    return dataclasses.replace(made, methods=methods, evaluation=judge, also=also)
+    values = replace_model(read(table.protocol), MODELS[model][0], size)
+    methods = {name: method for name, method in values.methods.items() if name not in table.without} | dict(
+        table.instead
+    )
+    metrics = table.metrics or values.evaluation.metrics
+    judge = dataclasses.replace(values.evaluation, metrics=metrics, precision="float16")
+    also = tuple(_pets(item) for item in values.also if item.label == "ImageNet-S")
+    return dataclasses.replace(values, methods=methods, evaluation=judge, also=also)
 
 
 def _pets(data: DataSpec) -> DataSpec:
@@ -88,18 +90,18 @@ def main() -> None:
     arguments.add_argument("--pack", type=Path)
     arguments.add_argument("--markdown", type=Path)
     arguments.add_argument("--small", action="store_true")
-    given = arguments.parse_args()
-    if given.markdown is not None:
-        print(written(given.markdown))
+    options = arguments.parse_args()
+    if options.markdown is not None:
+        print(written(options.markdown))
         return
-    if given.data is None:
+    if options.data is None:
         arguments.error("--data is needed")
     began = time.perf_counter()
-    for name in given.only.split(","):
-        if time.perf_counter() - began > given.limit_seconds:
+    for name in options.only.split(","):
+        if time.perf_counter() - began > options.limit_seconds:
             print(f"{name}: not begun, there is no time left")
             continue
-        one(name, given)
+        one(name, options)
 
 
 def one(name: str, given: argparse.Namespace) -> None:
@@ -140,8 +142,8 @@ def written(folder: Path) -> str:
     """Return all tables of a folder of packed runs, and how their orders agree with the papers'."""
     parts = []
     for table in TABLES:
-        found = {model: opened(folder / f"{table}-{model}.zip") for model in MODELS}
-        parts.append(f"### {table}\n\n{scores(found)}\n{agreements(found)}")
+        result = {model: opened(folder / f"{table}-{model}.zip") for model in MODELS}
+        parts.append(f"### {table}\n\n{scores(result)}\n{agreements(result)}")
     return "\n".join(parts)
 
 
@@ -151,7 +153,7 @@ def opened(file: Path) -> tuple[list[ModelResult], Reproduction | None]:
         store = unpack(file, Path(place) / "run")
         wanted = (store.manifest() or {})["wanted"]
         protocol = protocol_from_json(wanted["protocol"])
-        findings = [ModelResult.of(each, protocol, None) for each in collect(store)]
+        findings = [ModelResult.of(item, protocol, None) for item in collect(store)]
     return findings, Reproduction.of(findings, wanted) if protocol.cells else None
 
 
@@ -165,9 +167,9 @@ def scores(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> s
     for method in dict.fromkeys(m for _, own, _ in columns for m in own.table.methods):
         cells = []
         for _, own, name in columns:
-            low, high = own.table.interval(method, name)
+            low, upper = own.table.interval(method, name)
             digits = 1 if own.table.mean(method, name) > 2 else 3
-            cells.append(f"{own.table.mean(method, name):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]")
+            cells.append(f"{own.table.mean(method, name):.{digits}f} [{low:.{digits}f}, {upper:.{digits}f}]")
         rows.append([method, *cells])
     return markdown([head, *rows])
 
@@ -176,8 +178,8 @@ def agreements(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) 
     """Return the rank correlation of our order with every column that the paper printed."""
     values: dict[tuple[str, str], dict[str, str]] = {}
     for model, (_, reproduction) in found.items():
-        for each in () if reproduction is None else reproduction.agreements:
-            values.setdefault((each.model, each.metric), {})[model] = f"{each.value:.2f} ({each.methods})"
+        for item in () if reproduction is None else reproduction.agreements:
+            values.setdefault((item.model, item.metric), {})[model] = f"{item.value:.2f} ({item.methods})"
     if not values:
         return ""
     rows = [[*key, *(own.get(model, "") for model in found)] for key, own in values.items()]

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("trial.json"))
     parser.add_argument("--join", nargs="+", type=Path, help="run nothing, join these trials")
     parser.add_argument("--verdicts", type=Path, help="also write what the package ships")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     begun, told = time.perf_counter(), 0.0
 
@@ -48,16 +48,18 @@ def main() -> None:
             told = time.perf_counter()
             print(f"{done / total:.0%} of {total:,} states, {told - begun:.0f} s", file=sys.stderr, flush=True)
 
-    found = (
-        MetaEvaluation.joined([MetaEvaluation.load(each) for each in given.join]) if given.join else _run(given, follow)
+    joined = (
+        MetaEvaluation.joined([MetaEvaluation.load(item) for item in options.join])
+        if options.join
+        else _run(options, follow)
     )
-    found.save(given.out, overwrite=True)
-    if given.verdicts is not None:  # what other trials have found about other metrics stays
-        told = found.verdicts()
-        if given.verdicts.exists():
-            told["metrics"] = json.loads(given.verdicts.read_text(encoding="utf-8"))["metrics"] | told["metrics"]
-        given.verdicts.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    print(found)
+    joined.save(options.out, overwrite=True)
+    if options.verdicts is not None:  # what other trials have found about other metrics stays
+        told = joined.verdicts()
+        if options.verdicts.exists():
+            told["metrics"] = json.loads(options.verdicts.read_text(encoding="utf-8"))["metrics"] | told["metrics"]
+        options.verdicts.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    print(joined)
 
 
 def _run(given: argparse.Namespace, follow: Callable[[float, int | None], None]) -> MetaEvaluation:

@@ -57,7 +57,7 @@ def explained(model: vt.VisionModel, inputs: Tensor, step: str, classes: Sequenc
     """Return the maps of one step of effort, in patches."""
     method = vt.get_method(vt.recommended_method(step, model))
     parts = zip(inputs.split(32), torch.tensor(classes).split(32), strict=True)
-    return torch.cat([method.attribute(model, each, aim.tolist(), grid="token").cpu() for each, aim in parts])
+    return torch.cat([method.attribute(model, item, goal.tolist(), grid="token").cpu() for item, goal in parts])
 
 
 def smooth(count: int, grid: tuple[int, int], draw: torch.Generator) -> Tensor:
@@ -66,8 +66,8 @@ def smooth(count: int, grid: tuple[int, int], draw: torch.Generator) -> Tensor:
 
 
 def centre(count: int, grid: tuple[int, int]) -> Tensor:
-    down, across = ((torch.arange(size) + 0.5) / size - 0.5 for size in grid)
-    return -(down[:, None] ** 2 + across**2).expand(count, -1, -1)
+    down, horizontal = ((torch.arange(size) + 0.5) / size - 0.5 for size in grid)
+    return -(down[:, None] ** 2 + horizontal**2).expand(count, -1, -1)
 
 
 def maps_of(
@@ -78,12 +78,12 @@ def maps_of(
     count, grid = len(inputs), tuple(model.grid(inputs))
     best = order[:, 0].tolist()
     chosen = order.gather(1, torch.randint(2, order.shape[1], (count, 1), generator=draw))[:, 0].tolist()
-    made = {step: explained(model, inputs, step, best) for step in steps}
+    values = {step: explained(model, inputs, step, best) for step in steps}
     if truth is not None:
-        made["truth"] = truth
-    made |= {"random": torch.rand(count, *grid, generator=draw), "smooth": smooth(count, grid, draw)}
-    made |= {"centre": centre(count, grid), "runner-up": explained(model, inputs, "quick", order[:, 1].tolist())}
-    return made | {"other class": explained(model, inputs, "quick", chosen)}
+        values["truth"] = truth
+    values |= {"random": torch.rand(count, *grid, generator=draw), "smooth": smooth(count, grid, draw)}
+    values |= {"centre": centre(count, grid), "runner-up": explained(model, inputs, "quick", order[:, 1].tolist())}
+    return values | {"other class": explained(model, inputs, "quick", chosen)}
 
 
 # -- the test -------------------------------------------------------------------------------------------------
@@ -95,15 +95,15 @@ def answers(
     """Return for every image and selection of gone patches, one after the other, the probability of a class, and
     whether it is the prediction."""
     which = torch.tensor([image for image, masks in enumerate(gone) for _ in range(len(masks))])
-    masks, told = torch.cat(list(gone)), []
+    masks, message = torch.cat(list(gone)), []
     for start in range(0, len(which), batch):
-        some = which[start : start + batch]
+        subset = which[start : start + batch]
         pixels = on_pixels(masks[start : start + batch].to(inputs.device), inputs.shape[-2:])[:, None]
-        rows = some.to(inputs.device)
-        chances = probabilities(model.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
-        chance = chances.gather(1, classes[some][:, None])[:, 0]
-        told.append(torch.stack([chance, (chances.argmax(dim=1) == classes[some]).float()], dim=1))
-    return torch.cat(told)
+        rows = subset.to(inputs.device)
+        result = probabilities(model.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
+        chance = result.gather(1, classes[subset][:, None])[:, 0]
+        message.append(torch.stack([chance, (result.argmax(dim=1) == classes[subset]).float()], dim=1))
+    return torch.cat(message)
 
 
 def tried(
@@ -111,7 +111,7 @@ def tried(
 ) -> list[dict[str, Any]]:
     """Return a row for every image, map and kind of controls."""
     with ThreadPoolExecutor() as pool:
-        blurs = list(pool.map(lambda each: blurred(model.preprocess.to_image(each)), inputs.cpu()))
+        blurs = list(pool.map(lambda item: blurred(model.preprocess.to_image(item)), inputs.cpu()))
     blur, classes = model.cast(torch.stack([*map(model.preprocess.tensor, blurs)])), chances.argmax(dim=1)
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
     own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in made.items()}
@@ -122,16 +122,16 @@ def tried(
     for image in range(len(inputs)):
         row = torch.tensor([image])
         masks = [scattered[image].view(MOST, *first[0].shape)]
-        for each in own.values():
-            masks += [each[image][None], moved(each[image], draws.select(row))]
+        for element in own.values():
+            masks += [element[image][None], moved(element[image], draws.select(row))]
         both = torch.cat(masks)
         gone.append(torch.cat([both, ~both]))
-    told = answers(model, inputs, blur, gone, classes, batch).split([len(each) for each in gone])
+    parts = answers(model, inputs, blur, gone, classes, batch).split([len(item) for item in gone])
     rows = []
-    for image, found in enumerate(told):
+    for image, result in enumerate(parts):
         now = float(chances[image, classes[image]])
-        without, alone = found[:, 0].view(2, -1).tolist()
-        same = (found[:, 1].view(2, -1)[1] > 0).tolist()
+        without, alone = result[:, 0].view(2, -1).tolist()
+        same = (result[:, 1].view(2, -1)[1] > 0).tolist()
         at = MOST
         for name in own:
             count = len(moved(own[name][image], draws.select(torch.tensor([image]))))
@@ -153,8 +153,8 @@ def evidence_of(
 def read(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of a file with the counts and the verdict of today's rules."""
     others = tuple(row["others_without"]), tuple(row["others_alone"])
-    found = evidence_of(row["now"], row["without"], row["alone"], others, row["keeps_prediction"])
-    return {**row, **row_of(row["image"], row["map"], row["controls"], found)}
+    result = evidence_of(row["now"], row["without"], row["alone"], others, row["keeps_prediction"])
+    return {**row, **row_of(row["image"], row["map"], row["controls"], result)}
 
 
 def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, A
         "image": image, "map": name, "controls": controls, "verdict": found.verdict, "now": found.now,
         "without": found.without, "alone": found.alone, "lower": found.lower, "higher": found.higher,
         "places": places, "moves": found.moves, "keeps_prediction": found.keeps_prediction,
-        "others_without": [round(each, 5) for each in found.others_without],
-        "others_alone": [round(each, 5) for each in found.others_alone],
+        "others_without": [round(others_without, 5) for others_without in found.others_without],
+        "others_alone": [round(others_alone, 5) for others_alone in found.others_alone],
     }  # fmt: skip
 
 
@@ -175,8 +175,8 @@ def shares(rows: Sequence[Mapping[str, Any]], verdict: Any = None) -> dict[str, 
     """Return how often each verdict is given, by the kind of map."""
     table: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(row["map"] for row in rows):
-        given = [row["verdict"] if verdict is None else verdict(row) for row in rows if row["map"] == name]
-        table[name] = {each: given.count(each) / len(given) for each in VERDICTS}
+        options = [row["verdict"] if verdict is None else verdict(row) for row in rows if row["map"] == name]
+        table[name] = {verdict: options.count(verdict) / len(options) for verdict in VERDICTS}
     return table
 
 
@@ -190,18 +190,18 @@ def thresholds(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for controls, most, least in product(CONTROLS, (0.9, 0.95, 1.0), (0.5, 0.6, 0.75, 0.9)):
 
         def good(row: Mapping[str, Any], most: float = most, least: float = least) -> str:
-            low, high = sorted((row["lower"] / max(1, row["places"]), row["higher"] / max(1, row["places"])))
-            now, without, alone = (printed(row[each]) for each in ("now", "without", "alone"))
+            low, upper = sorted((row["lower"] / max(1, row["places"]), row["higher"] / max(1, row["places"])))
+            now, without, alone = (printed(row[value]) for value in ("now", "without", "alone"))
             needed = row["lower"] >= most * row["places"] and 2 * without < now
             enough = row["higher"] >= most * row["places"] and 2 * alone >= now and row["keeps_prediction"]
             falls = row["moves"] and without < now and (needed or enough)
-            return "good" if falls and high >= most and low >= least else "bad"
+            return "good" if falls and upper >= most and low >= least else "bad"
 
-        told = []
+        message = []
         for half in (0, 1):
-            some = [row for row in rows if row["controls"] == controls and row["image"] % 2 == half]
-            told.append({name: share["good"] for name, share in shares(some, good).items()})
-        words = "  ".join(f"{name} {100 * told[0][name]:.0f}/{100 * told[1][name]:.0f}" for name in told[0])
+            subset = [row for row in rows if row["controls"] == controls and row["image"] % 2 == half]
+            message.append({name: share["good"] for name, share in shares(subset, good).items()})
+        words = "  ".join(f"{name} {100 * message[0][name]:.0f}/{100 * message[1][name]:.0f}" for name in message[0])
         yield f"  {controls:9s} one {most:.2f} other {least:.2f}: {words}"
 
 
@@ -235,8 +235,8 @@ def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
 def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
     """Return scenes in eight bits, and the annotation of what tells their class."""
     inputs, truth = [], []
-    for drawn, seen in World(n=count, size=model.preprocess.size[0]).batches(64):
-        part = torch.tensor([PARTS.index(distinctive_part(each)) for each in drawn.label[:, 0].tolist()])
+    for sample, seen in World(n=count, size=model.preprocess.size[0]).batches(64):
+        part = torch.tensor([PARTS.index(distinctive_part(label)) for label in sample.label[:, 0].tolist()])
         telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
         truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
         inputs += [model.preprocess.to_tensor(model.preprocess.to_image(image * 2 - 1)) for image in seen.images]
@@ -250,12 +250,12 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         model = vt.load(name, device=options.device)
         inputs, truth = scenes(model, options.images)
     else:
-        spec, how, weights = PHOTOGRAPHS[name]
-        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **how)
+        spec, method, weights = PHOTOGRAPHS[name]
+        model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **method)
         inputs = read_photos(model, options.data, options.images, options.batch).inputs
-    chances = torch.cat([probabilities(model.logits(word)).cpu() for word in inputs.split(options.batch)])
+    result = torch.cat([probabilities(model.logits(word)).cpu() for word in inputs.split(options.batch)])
     steps = ("quick", "careful") if options.careful else ("quick",)
-    rows = tried(model, inputs, maps_of(model, inputs, steps, truth, chances), chances, options.batch)
+    rows = tried(model, inputs, maps_of(model, inputs, steps, truth, result), result, options.batch)
     print(f"{name}: {len(inputs)} images, {time.perf_counter() - began:.0f} s", flush=True)
     print_model(rows)
     return [{"model": name, **row} for row in rows]

@@ -48,11 +48,11 @@ def contradictions(found: Any, model: vt.VisionModel | None = None) -> list[str]
     With its model, the pictures of the page are shown to it once more.
     """
     html = found.html()
-    told = [*_headline(found, html), *_map(found, html), *_findings(found, html)]
+    headline = [*_headline(found, html), *_map(found, html), *_findings(found, html)]
     if found.without is not None:
-        told += [*_test(found, html), *_verdict(found, html)]
-        told += [] if model is None else _asked(found, html, model)
-    return told
+        headline += [*_test(found, html), *_verdict(found, html)]
+        headline += [] if model is None else _asked(found, html, model)
+    return headline
 
 
 def _headline(found: Any, html: str) -> Iterator[str]:
@@ -81,15 +81,15 @@ def _words(chance: float) -> str:
 
 def _test(found: Any, html: str) -> Iterator[str]:
     e, text = found.explanation, text_of(html)
-    now, without, alone = (printed(each) for each in (found.now, found.without.explained, found.alone.explained))
+    now, without, alone = (printed(item) for item in (found.now, found.without.explained, found.alone.explained))
     cards = re.findall(r'<p class="note">([^<]*)</p><div class="big ?(\w*)">([^<]*)</div>', html)
-    shown = [worth(unescape(chance)) for _, _, chance in cards]
-    if shown != [now, without, alone]:
-        yield f"the numbers are {shown}, not {[now, without, alone]}"
-    for (caption, colour, _), each, answer in zip(cards[1:], shown[1:], (found.without, found.alone), strict=True):
-        wanted = "less" if each < 0.8 * now else "more" if each > 1.25 * now else ""
+    visible = [worth(unescape(chance)) for _, _, chance in cards]
+    if visible != [now, without, alone]:
+        yield f"the numbers are {visible}, not {[now, without, alone]}"
+    for (caption, colour, _), element, answer in zip(cards[1:], visible[1:], (found.without, found.alone), strict=True):
+        wanted = "less" if element < 0.8 * now else "more" if element > 1.25 * now else ""
         if colour != wanted:
-            yield f"{each} after {now} is coloured {colour!r}"
+            yield f"{element} after {now} is coloured {colour!r}"
         still = answer.target == e.prediction.target
         if (": still “" in unescape(caption)) != still or f"“{answer.label}”" not in unescape(caption):
             yield f"the caption {caption!r} for class {answer.target}"
@@ -97,15 +97,15 @@ def _test(found: Any, html: str) -> Iterator[str]:
     lead = text_of(html[html.index('class="lead"') : html.index('<div class="grid two">')])
     if not counts:
         return
-    (low, _, lower, places), (high, _, higher, _) = counts
+    (low, _, lower, places), (upper, _, higher, _) = counts
     if (2 * int(lower) > int(places) and without >= worth(low)) or (
         2 * int(lower) < int(places) and without < worth(low)
     ):
         yield f"{without} is lower than at {lower} of {places}, whose median is {low}"
-    if (2 * int(higher) > int(places) and alone <= worth(high)) or (
-        2 * int(higher) < int(places) and alone > worth(high)
+    if (2 * int(higher) > int(places) and alone <= worth(upper)) or (
+        2 * int(higher) < int(places) and alone > worth(upper)
     ):
-        yield f"{alone} is higher than at {higher} of {places}, whose median is {high}"
+        yield f"{alone} is higher than at {higher} of {places}, whose median is {upper}"
     yield from _sentence(found, lead, (now, without, alone), (int(lower), int(higher), int(places)))
 
 
@@ -121,16 +121,16 @@ def _sentence(
         (True, True): "needed and enough", (True, False): "needed, but not enough",
         (False, True): "enough, but not needed", (False, False): "neither needed nor enough",
     }  # fmt: skip
-    said = [word for word in words.values() if f" is {word}:" in lead]
+    text = [word for word in words.values() if f" is {word}:" in lead]
     tells = places >= 10 and any(cell in lead for cell in words.values())
-    if tells and said != [words[needed, enough]]:
-        yield f"the headline says {said}: lower {lower}, higher {higher} of {places}, {now} to {without}, alone {alone}"
+    if tells and text != [words[needed, enough]]:
+        yield f"the headline says {text}: lower {lower}, higher {higher} of {places}, {now} to {without}, alone {alone}"
     if ("rises to" in lead) and not without > now:
         yield f"{now} to {without} is no rise"
-    plain = re.sub(r"(?<!still )has under", "has only under", lead)
-    if ("has only" in plain.replace("alone it has only", "")) != (without < now / 2) and tells:
+    reference = re.sub(r"(?<!still )has under", "has only under", lead)
+    if ("has only" in reference.replace("alone it has only", "")) != (without < now / 2) and tells:
         yield f"only, or not, at {without} of {now}"
-    if ("alone it has only" in plain) != (alone < now / 2 or "alone it has under" in lead) and tells:
+    if ("alone it has only" in reference) != (alone < now / 2 or "alone it has under" in lead) and tells:
         yield f"alone only, or not, at {alone} of {now}"
     for answer, link in ((found.without, "and"), (found.alone, "but")):
         if f"{link} the model says “" in lead and (answer.target == e.target or f"says “{answer.label}”" not in lead):
@@ -183,13 +183,13 @@ def _findings(found: Any, html: str) -> Iterator[str]:
 def _map(found: Any, html: str) -> Iterator[str]:
     """The legend has the colours of the map's own scale at both ends, and in the middle."""
     e, ramps = found.explanation, re.findall(r"linear-gradient\(90deg,([^)]*)\)", html)
-    shown = [found.explanation, *([found.contrast] if found.contrast is not None else [])]
-    for each, ramp in zip(shown, ramps, strict=True):
-        scale, stops = each.scale, ramp.split(",")
+    explanations = [found.explanation, *([found.contrast] if found.contrast is not None else [])]
+    for item, ramp in zip(explanations, ramps, strict=True):
+        scale, stops = item.scale, ramp.split(",")
         values = np.linspace(-scale.limit if scale.signed else scale.low, scale.limit, len(stops))[None]
         colours = vt.show.colourise(values, scale)[0]
-        told = np.array([[int(stop[at : at + 2], 16) for at in (1, 3, 5)] for stop in stops])
-        if np.abs(told - colours.astype(int)).max() > 4:
+        numbers = np.array([[int(stop[at : at + 2], 16) for at in (1, 3, 5)] for stop in stops])
+        if np.abs(numbers - colours.astype(int)).max() > 4:
             yield "the legend has other colours than the map"
     if ("Red patches speak for" in text_of(html)) != e.scale.signed:
         yield "red and blue are named where there are none, or not where there are"
@@ -200,8 +200,8 @@ def _asked(found: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
     tolerance = 1e-4 if model.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
     part = html[html.index("Put to the test") :]
     uris = re.findall(r'<img src="data:image/png;base64,([^"]*)"', part)[:3]
-    chances = [float(c) for c in (found.now, found.without.explained, found.alone.explained)]
-    for uri, chance in zip(uris, chances, strict=True):
+    values = [float(c) for c in (found.now, found.without.explained, found.alone.explained)]
+    for uri, chance in zip(uris, values, strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(uri)))
         logits = model.logits(model.preprocess.to_tensor(picture)[None])[0].double().cpu()
         if len(logits) == 1:
@@ -233,10 +233,10 @@ def main() -> None:
             model = vt.load(name, device=options.device)
             images: list[Any] = list(World(n=options.images).images())
         else:
-            spec, how, weights = PHOTOGRAPHS[name]
+            spec, method, weights = PHOTOGRAPHS[name]
             checkpoint = options.data / weights
             names = options.data / "imagenet-classes.json"
-            model = vt.load(spec, checkpoint=checkpoint, class_names=names, device=options.device, **how)
+            model = vt.load(spec, checkpoint=checkpoint, class_names=names, device=options.device, **method)
             rows = json.loads((options.data / f"{FOLDER}.json").read_text())[:: 1000 // options.images]
             images = [options.data / FOLDER / row["file"] for row in rows[: options.images]]
         for place, image in enumerate(images):
@@ -246,13 +246,15 @@ def main() -> None:
                 if first.contrast
                 else None
             )
-            for kind, found in (("", first), ("-second", second)):
-                if found is None:
+            for kind, result in (("", first), ("-second", second)):
+                if result is None:
                     continue
-                found.save(options.out / f"{name}-{place:03d}{kind}.html", overwrite=True)
-                told = contradictions(found, model)
-                count, wrong = count + 1, wrong + bool(told)
-                print(f"{name} {place}{kind}: {found.page().lead}", *told, sep="\n  ! " if told else "", flush=True)
+                result.save(options.out / f"{name}-{place:03d}{kind}.html", overwrite=True)
+                message = contradictions(result, model)
+                count, wrong = count + 1, wrong + bool(message)
+                print(
+                    f"{name} {place}{kind}: {result.page().lead}", *message, sep="\n  ! " if message else "", flush=True
+                )
     print(f"{wrong} of {count} pages contradict themselves")
 
 

@@ -31,20 +31,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
-    found: dict[str, object] = {"size": given.size, "threads": torch.get_num_threads()}
-    found["cpu scenes/s"] = round(speed("cpu", given.size, 64))
-    if given.device != "cpu":
-        found["device scenes/s"] = round(speed(given.device, given.size, 2048))
+    options = parser.parse_args()
+    result: dict[str, object] = {"size": options.size, "threads": torch.get_num_threads()}
+    result["cpu scenes/s"] = round(speed("cpu", options.size, 64))
+    if options.device != "cpu":
+        result["device scenes/s"] = round(speed(options.device, options.size, 2048))
         scenes = draw(torch.arange(256))
-        here, there = render(scenes, given.size), render(scenes, given.size, given.device)
-        found["largest difference, of 255"] = float((here.images - there.images.cpu()).abs().max()) * 255
-        found["owners that differ"] = int((here.owner != there.owner.cpu()).sum())
-    world = World(n=64, size=given.size)
+        here, there = render(scenes, options.size), render(scenes, options.size, options.device)
+        result["largest difference, of 255"] = float((here.images - there.images.cpu()).abs().max()) * 255
+        result["owners that differ"] = int((here.owner != there.owner.cpu()).sum())
+    world = World(n=64, size=options.size)
     begun = time.perf_counter()
-    render(world.scenes(), given.size)
-    found["cpu scenes/s from Scene values"] = round(64 / (time.perf_counter() - begun))
-    print(json.dumps(found, indent=1))
+    render(world.scenes(), options.size)
+    result["cpu scenes/s from Scene values"] = round(64 / (time.perf_counter() - begun))
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

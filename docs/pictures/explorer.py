@@ -22,19 +22,19 @@ SIZE = {"width": 1480, "height": 940}
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__)
-    given.add_argument("--out", type=Path, default=Path(__file__).parent)
-    out = given.parse_args().out
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", type=Path, default=Path(__file__).parent)
+    out = options.parse_args().out
     server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {})
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        shown = photographed(server.address + ADDRESS)
+        visible = photographed(server.address + ADDRESS)
     finally:
         server.stop()
         thread.join()
         server.explorer.close()
-    shown.convert("RGB").save(out / "explorer.jpg", quality=88, subsampling=0, optimize=True)
+    visible.convert("RGB").save(out / "explorer.jpg", quality=88, subsampling=0, optimize=True)
 
 
 def photographed(address: str) -> Image.Image:

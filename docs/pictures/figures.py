@@ -55,12 +55,12 @@ def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
 
 
 def pictures_of(view: vt.VisionModel, picture: Any) -> None:
-    found = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
-    inputs = view.preprocess.to_tensor(found["ixg"].image)
+    result = {method: vt.explain(view, picture, method) for method in (*METHODS, "random")}
+    inputs = view.preprocess.to_tensor(result["ixg"].image)
     size = inputs.shape[1] * inputs.shape[2]
     need = RankedRemoval.deletion("black", [round(share * size) for share in (0, 0.1, 0.2, 0.5, 0.9)])
-    small("strips.png", states_strip(view, inputs, {name: each.map for name, each in found.items()}, need, width=5))
-    rows: dict[str, list[Any]] = {name: [each.map.numpy()] for name, each in found.items() if name in METHODS}
+    small("strips.png", states_strip(view, inputs, {name: item.map for name, item in result.items()}, need, width=5))
+    rows: dict[str, list[Any]] = {name: [item.map.numpy()] for name, item in result.items() if name in METHODS}
     model = copy.deepcopy(view.module)
     torch.manual_seed(0)
     stages = ["trained"]
@@ -69,15 +69,15 @@ def pictures_of(view: vt.VisionModel, picture: Any) -> None:
             torch.nn.init.normal_(parameter, std=0.02)
         stages.append(f"block {layer}")
         for name, row in rows.items():
-            row.append(vt.explain(vt.wrap(model), picture, name, target=found[name].target).map.numpy())
-    alike = {name: [np.corrcoef(row[0].ravel(), each.ravel())[0, 1] for each in row] for name, row in rows.items()}
+            row.append(vt.explain(vt.wrap(model), picture, name, target=result[name].target).map.numpy())
+    alike = {name: [np.corrcoef(row[0].ravel(), item.ravel())[0, 1] for item in row] for name, row in rows.items()}
     note = "Blocks drawn anew from the last one downwards; under each map its correlation with the first."
     small("cascade.png", figures.cascade(rows, stages, alike, "Cascading randomisation", note, width=5))
 
 
 def radar(view: vt.VisionModel) -> None:
-    found = vt.funnybirds(view, ["quick", "generic"], vt.world.World(n=100), oracle=True)
-    drawn("radar.svg", found.plot(["quick", "generic", "random", "oracle"]))
+    funnybirds = vt.funnybirds(view, ["quick", "generic"], vt.world.World(n=100), oracle=True)
+    drawn("radar.svg", funnybirds.plot(["quick", "generic", "random", "oracle"]))
 
 
 def main() -> None:

@@ -51,15 +51,15 @@ def scene() -> Image.Image:
 
 def studio() -> Image.Image:
     """A scene with what a camera adds: solid shading, a shadow, a ground out of focus, a lens that darkens, grain."""
-    drawn = render(Scene.of(STUDIO), 512)
-    (picture,) = to_images(drawn.images)
-    body = _mask(drawn.creature)
+    sample = render(Scene.of(STUDIO), 512)
+    (picture,) = to_images(sample.images)
+    body = _mask(sample.creature)
     sharp = np.asarray(picture.filter(ImageFilter.GaussianBlur(1.2)), np.float64) / 255
     far = np.asarray(picture.filter(ImageFilter.GaussianBlur(7)), np.float64) / 255
     shadow = np.roll(_soft(body, 14), (22, 16), axis=(0, 1))
     height = 26 * _soft(body, 16) + 10 * _soft(body, 5)  # a creature bulges towards the camera
-    down, across = np.gradient(height)
-    lit = (0.9 - 0.45 * across - 0.6 * down) / np.sqrt(1 + across**2 + down**2)
+    down, horizontal = np.gradient(height)
+    lit = (0.9 - 0.45 * horizontal - 0.6 * down) / np.sqrt(1 + horizontal**2 + down**2)
     y, x = (np.indices(body.shape) + 0.5) / body.shape[0] - 0.5
     edge = _soft(body, 1.2)[..., None]
     image = far * (1 - 0.55 * shadow)[..., None] * (1 - edge) + sharp * np.clip(lit, 0.35, 1.3)[..., None] * edge
@@ -78,19 +78,19 @@ def _soft(values: np.ndarray, sigma: float) -> np.ndarray:
     reach = int(4 * sigma) + 1
     bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     for _ in range(2):
-        wide = np.pad(values, [(reach, reach)] + [(0, 0)] * (values.ndim - 1), "edge")
-        values = sum(share * wide[at : at + len(values)] for at, share in enumerate(bell / bell.sum())).swapaxes(0, 1)
+        pad = np.pad(values, [(reach, reach)] + [(0, 0)] * (values.ndim - 1), "edge")
+        values = sum(share * pad[at : at + len(values)] for at, share in enumerate(bell / bell.sum())).swapaxes(0, 1)
     return values
 
 
 def families() -> dict[str, list[str]]:
     """The spellings to be shown, by family; the model is a transformer, and has no picture of methods for ReLUs."""
     together = {"bottleneck": "bottleneck and sampling", "sampling": "bottleneck and sampling"}
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for info in vt.list_methods():
         if info.models != "ReLU" and info.factory.__module__.startswith("vitreous."):
-            found.setdefault(together.get(info.family, info.family), []).append(SPELLINGS.get(info.name, info.name))
-    return found
+            result.setdefault(together.get(info.family, info.family), []).append(SPELLINGS.get(info.name, info.name))
+    return result
 
 
 def cost(method: vt.Method, view: vt.VisionModel) -> str:
@@ -115,17 +115,17 @@ def tiles(spelling: str, view: vt.VisionModel, shown: list[Image.Image]) -> list
     """Both pictures with the map of one method; the left one has its name, the right one its cost."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)  # `constant` explains nothing, as it should
-        found = vt.explain(view, shown, spelling)
-    made = []
-    for each, title in zip(found, (spelling, cost(vt.get_method(spelling), view)), strict=True):
-        values = each.map.numpy()
-        scale = show.Scale.of([values], signed=each.signed)
+        explanation = vt.explain(view, shown, spelling)
+    result = []
+    for item, title in zip(explanation, (spelling, cost(vt.get_method(spelling), view)), strict=True):
+        values = item.map.numpy()
+        scale = show.Scale.of([values], signed=item.signed)
         note = [f"{number(values.min())} to {number(values.max())}"]
         note += [f"from {number(scale.low)}"] * bool(scale.floor) + [f"1 = {number(scale.limit)}"]
         side = round(TILE * ZOOM)
-        picture = show.overlay(each.image.resize((side, side), Image.Resampling.LANCZOS), values, scale)
-        made.append(Tile(show.Cell(picture, None, title, " · ".join(note)), scale))
-    return made
+        picture = show.overlay(item.image.resize((side, side), Image.Resampling.LANCZOS), values, scale)
+        result.append(Tile(show.Cell(picture, None, title, " · ".join(note)), scale))
+    return result
 
 
 def sheet(rows: Iterable[list[Tile]]) -> Image.Image:
@@ -138,12 +138,12 @@ def sheet(rows: Iterable[list[Tile]]) -> Image.Image:
     gap = side // 12
     legends = colour_bars(scales, True, side, size)
     legend = show.Sheet(page.width, legends[0].height)
-    for index, each in enumerate(legends):
-        legend.put(each, (gap + index * (each.width + gap), 0))
+    for index, item in enumerate(legends):
+        legend.put(item, (gap + index * (item.width + gap), 0))
     words = wrap(statement(scales, 99, "each"), size, page.width - 2 * gap, 9)
-    said = show.Sheet(page.width, len(words) * line_height(size))
-    said.write((gap, 0), words, size, SOFT_INK)
-    return small(stacked([page, legend, said], page.width, gap).image())
+    text = show.Sheet(page.width, len(words) * line_height(size))
+    text.write((gap, 0), words, size, SOFT_INK)
+    return small(stacked([page, legend, text], page.width, gap).image())
 
 
 def small(picture: Image.Image) -> Image.Image:
@@ -162,17 +162,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=sorted(families()), help="one family and no others")
     only = parser.parse_args().only
-    view, shown = vt.load("world"), [scene(), studio()]
-    said = [each.prediction for each in vt.explain(view, shown, "constant")]
+    view, scenes = vt.load("world"), [scene(), studio()]
+    predictions = [explanation.prediction for explanation in vt.explain(view, scenes, "constant")]
     notes = ("a scene as it is drawn", "another one, made to look like a photograph")
     heads = [
-        show.Cell(picture, None, f"{each.label} (p = {each.probability:.3f})", note)
-        for picture, each, note in zip(shown, said, notes, strict=True)
+        show.Cell(picture, None, f"{item.label} (p = {item.probability:.3f})", note)
+        for picture, item, note in zip(scenes, predictions, notes, strict=True)
     ]
     small(show.panel([heads], tile=2 * TILE, zoom=ZOOM)).save(HERE / "gallery.png", optimize=True)
     for family, spellings in families().items():
         if only in (None, family):
-            rows = (tiles(spelling, view, shown) for spelling in spellings)
+            rows = (tiles(spec, view, scenes) for spec in spellings)
             sheet(rows).save(HERE / f"gallery-{slug(family)}.png", optimize=True)
             print(family, len(spellings))
 

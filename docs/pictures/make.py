@@ -45,8 +45,8 @@ def _clock(pen: ImageDraw.ImageDraw, x: int, y: int, radius: int) -> None:
         pen.ellipse((x - size, y - size, x + size, y + size), fill=colour)
 
     def hand(turn: float, start: float, stop: float, width: int) -> None:
-        across, down = math.sin(2 * math.pi * turn), -math.cos(2 * math.pi * turn)
-        ends = (x + start * across, y + start * down, x + stop * across, y + stop * down)
+        sin, down = math.sin(2 * math.pi * turn), -math.cos(2 * math.pi * turn)
+        ends = (x + start * sin, y + start * down, x + stop * sin, y + stop * down)
         pen.line(ends, fill="#141414", width=width)
 
     disc(radius, "#46301f")
@@ -70,8 +70,8 @@ def _traffic_light(pen: ImageDraw.ImageDraw, x: int, y: int, radius: int) -> Non
 
 
 def _sheet(scenes: list[world.Scene], names: list[str], columns: int, size: int) -> Image.Image:
-    drawn = to_images(world.render(scenes, size).images)
-    cells = [show.Cell(picture, None, name) for picture, name in zip(drawn, names, strict=True)]
+    images = to_images(world.render(scenes, size).images)
+    cells = [show.Cell(picture, None, name) for picture, name in zip(images, names, strict=True)]
     return show.panel([cells[at : at + columns] for at in range(0, len(cells), columns)], tile=size)
 
 
@@ -85,9 +85,9 @@ def creatures() -> None:
     other = next(
         i for i, kind in enumerate(world.CLASSES) if kind.family == scene.name.split()[-1] and i != scene.label
     )
-    told = world.distinctive_part(scene.label)
-    row += [scene.only(), scene.swap(told, other), scene.without_objects(), scene.posed(3), scene.moved(3)]
-    names += ["the bare body", f"{told} of its sibling", "without objects", "another pose", "elsewhere"]
+    distinctive_part = world.distinctive_part(scene.label)
+    row += [scene.only(), scene.swap(distinctive_part, other), scene.without_objects(), scene.posed(3), scene.moved(3)]
+    names += ["the bare body", f"{distinctive_part} of its sibling", "without objects", "another pose", "elsewhere"]
     _sheet([*row, scene.marked(corner=1)], [*names, "with its marker"], 6, 128).save(HERE / "parts.png", optimize=True)
 
 
@@ -104,14 +104,14 @@ def systems() -> None:
     """Two scenes of the world on every page, and on that of VAR who owns which patch."""
     view = vt.load("world")
     scenes = [world.Scene.of(seed) for seed in (34, 37)]
-    shown = list(to_images(world.render(scenes).images))
+    images = list(to_images(world.render(scenes).images))
     for name, methods in SYSTEMS.items():
         rows = []
-        for scene, picture in zip(scenes, shown, strict=True):
-            rows.append([replace(each, name=scene.name) for each in vt.compare(view, picture, methods)])
+        for scene, picture in zip(scenes, images, strict=True):
+            rows.append([replace(comparison, name=scene.name) for comparison in vt.compare(view, picture, methods)])
         vt.Comparison(rows).panel(tile=TILE, columns=5).save(HERE / f"{name}.png", optimize=True)
     siblings = "|".join(kind.name for kind in world.CLASSES if kind.family == world.CLASSES[scenes[0].label].family)
-    owned = vt.explain(view, shown[0], f"var@sharp(decompx, classes={siblings!r})", scenes[0].name)
+    owned = vt.explain(view, images[0], f"var@sharp(decompx, classes={siblings!r})", scenes[0].name)
     owned.picture("owners", tile=TILE).save(HERE / "var.png", optimize=True)
 
 
@@ -119,18 +119,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, help="weights of deit_tiny_patch16_224; from the hub if not given")
     parser.add_argument("--only", choices=["world"], help="the pictures of the world and no others")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     creatures()
     systems()
-    if given.only == "world":
+    if arguments.only == "world":
         return
-    options = {"checkpoint": given.checkpoint} if given.checkpoint else {}
+    options = {"checkpoint": arguments.checkpoint} if arguments.checkpoint else {}
     view = vt.load("timm/deit_tiny_patch16_224", **options)
     scene().save(HERE / "scene.png")
-    found = vt.compare(view, HERE / "scene.png", METHODS, target=["wall clock", "traffic light"])
-    found.save(HERE / "compare.png", overwrite=True, tile=TILE)
-    for each in (found[1], found[len(METHODS) + 1]):
-        print(each.caption, each.prediction)
+    comparison = vt.compare(view, HERE / "scene.png", METHODS, target=["wall clock", "traffic light"])
+    comparison.save(HERE / "compare.png", overwrite=True, tile=TILE)
+    for value in (comparison[1], comparison[len(METHODS) + 1]):
+        print(value.caption, value.prediction)
 
 
 if __name__ == "__main__":
