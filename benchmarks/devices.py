@@ -20,7 +20,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vit_small_patch16_224", pretrained=False).eval()
     images = torch.randn(4, 3, 224, 224)
-    specs = [f"{i.name}(generic)" if i.is_combinator else i.name for i in vt.list_methods() if not i.refuses]
+    specs = [f"{i.name}(generic)" if i.is_combinator else i.name for i in vt.list_methods()]
     specs += ["plus(ixg)", "skipplus(decompx)", "plus(saliency)"]
     maps: dict[tuple[str, str], torch.Tensor] = {}
     for device, dtype in (("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")):

@@ -69,8 +69,6 @@ def linked_name(info: Any, text: str) -> str:
 def link(info: Any, text: str) -> str:
     if info.name in SYSTEMS:
         return f"systems/{SYSTEMS[info.name]}.md"
-    if getattr(info, "refuses", False):
-        return "#refused"
     pages = {"": text} | {f"metrics/{path.name}": path.read_text() for path in sorted((DOCS / "metrics").glob("*.md"))}
     for level in ("###", "##"):
         for page, page_text in pages.items():
