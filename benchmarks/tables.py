@@ -20,13 +20,13 @@ from pathlib import Path
 from known import FOLDER
 from ladder import MODELS
 
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.executors import run
 from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_from_json, read, replace_model
 from vitreous.benchmark.reproduction import Reproduction
-from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.results.table import markdown
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vitreous.api import (
         question as question,
     )
-    from vitreous.benchmark.results import BenchmarkResults, load_run
+    from vitreous.benchmark.results import BenchmarkResults, load_run, run_benchmark
     from vitreous.datasets import Annotation, load_annotations
     from vitreous.datasets import image_files as image_files
     from vitreous.decision_report import Why, why
@@ -98,6 +98,7 @@ __all__ = [
     "register_adapter",
     "register_method",
     "register_metric",
+    "run_benchmark",
     "to_html",
     "why",
     "world",
@@ -151,6 +152,7 @@ _HOMES = {
     "register_adapter": "models",
     "register_method": "methods",
     "register_metric": "metrics",
+    "run_benchmark": "benchmark.results",
     "to_html": "results.pages",
     "why": "decision_report",
     "wrap": "api",

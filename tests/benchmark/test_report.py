@@ -15,12 +15,12 @@ import typer
 from typer.testing import CliRunner
 
 from run_files import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published, read, replace_model
 from vitreous.benchmark.report import report
 from vitreous.benchmark.reproduction import ReproducedCell, Reproduction
-from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.store import Store
 from vitreous.cli.benchmark import report as report_command
 from vitreous.errors import VitreousError

@@ -12,11 +12,11 @@ import pytest
 
 from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
 from vitreous.benchmark import report_images as drawn
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, Layout, ModelSpec, Protocol, read, shipped
 from vitreous.benchmark.report import report
 from vitreous.benchmark.report_images import draw_figures
-from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.store import Store
 from vitreous.metrics import get_metric
 from vitreous.results.table_plots import sweeps

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from run_files import METRICS, SETTING, begun, judging, planned, protocol, saved
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import RunScores, collect
 from vitreous.benchmark.protocol import EvaluationSpec
 from vitreous.benchmark.ranking import average_seeds, ranks_per_image
 from vitreous.benchmark.report import report
-from vitreous.benchmark.results import ModelResult, load_run
+from vitreous.benchmark.results import load_run
 from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import mean as weighted_mean

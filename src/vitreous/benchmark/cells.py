@@ -1,17 +1,22 @@
-"""One cell of a table of scores, and one column: what the report, the explorer and a notebook show of it."""
+"""One model on one data set, and each column and cell of its table: what report, explorer and notebook show."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from vitreous.benchmark.protocol import Published
+from vitreous.benchmark.collect import RunScores
+from vitreous.benchmark.protocol import Protocol, Published
 from vitreous.benchmark.summary import RunStatistics
+from vitreous.errors import VitreousError, nearest
+from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 
-__all__ = ["ScoreCell", "ScoreColumn", "table_cell", "table_column"]
+__all__ = ["ModelResult", "ScoreCell", "ScoreColumn", "table_cell", "table_column"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +104,72 @@ def table_column(table: ScoreTable, statistics: RunStatistics, metric: str) -> S
         verdict="not tried" if verdict is None else verdict.verdict,
         verdict_text="no trial has seen this metric" if verdict is None else str(verdict),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class ModelResult:
+    """The scores of one model on one data set with everything that is said about them.
+
+    ``reference`` is the row that others are tested against.
+    """
+
+    scores: RunScores
+    protocol: Protocol
+    reference: str | None
+
+    @classmethod
+    def of(cls, scores: RunScores, protocol: Protocol, reference: str | None = None) -> ModelResult:
+        """Take the reference that is asked for, or else the protocol's, where this model has that row."""
+        methods = scores.table.methods
+        if reference is not None and reference not in methods:
+            raise VitreousError(f"reference {reference!r} is no row of {scores.label}{nearest(reference, methods)}")
+        usual = protocol.evaluation.reference
+        return cls(scores, protocol, reference or (usual if usual in methods else None))
+
+    @property
+    def table(self) -> ScoreTable:
+        return self.scores.table
+
+    @property
+    def name(self) -> str:
+        """The model, and the data where there are several sets."""
+        return f"{self.scores.label} on {self.scores.data}" if self.scores.data else self.scores.label
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.table.images and self.table.metrics)
+
+    @property
+    def has_degenerate(self) -> bool:
+        return any(sum(counts.values()) for counts in self.table.degenerate.values())
+
+    @cached_property
+    def statistics(self) -> RunStatistics:
+        return RunStatistics.of(self.table, self.reference, seeds=self.scores.seed_scores)
+
+    @cached_property
+    def published(self) -> Mapping[tuple[str, str], Published]:
+        """The printed cells of this model and data set, by method and metric."""
+        names = (self.scores.label, self.scores.data)
+        own = (cell for cell in self.protocol.cells if (cell.model, cell.data) == names)
+        return {(cell.method, cell.metric): cell for cell in own}
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """The methods that are no controls."""
+        return tuple(name for name in self.table.methods if name not in CONTROLS)
+
+    @cached_property
+    def columns(self) -> tuple[ScoreColumn, ...]:
+        return tuple(table_column(self.table, self.statistics, metric) for metric in self.table.metrics)
+
+    def column(self, metric: str) -> ScoreColumn:
+        return next(column for column in self.columns if column.metric == metric)
+
+    def cell(self, method: str, metric: str) -> ScoreCell | None:
+        """Return what is shown of a method in a metric; ``None`` where it has no score."""
+        return table_cell(self.table, self.statistics, method, metric, self.published.get((method, metric)))
+
+    def order(self, metric: str) -> list[str]:
+        """Return the methods that are no controls and have a score, by mean rank."""
+        return [name for name in self.statistics.ranks[metric].methods if name in self.rows]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous import io as disk
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.data import ImageSource
 from vitreous.benchmark.protocol import Layout
@@ -18,7 +19,6 @@ from vitreous.benchmark.report_images import Figures, Images, best_and_worst, dr
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.results import (
     PROTOCOL_FILE,
-    ModelResult,
     describe_run,
     describe_state,
     read_results,

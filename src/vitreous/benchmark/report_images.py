@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.data import ImageSource
-from vitreous.benchmark.results import ModelResult
 from vitreous.errors import VitreousError, one_line
 from vitreous.evaluation.config import image_shape_of
 from vitreous.html import number

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.protocol import DataSpec, ModelSpec, Protocol, Published, read, shipped
-from vitreous.benchmark.results import ModelResult
 from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError
 from vitreous.html import number

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any, overload
 
 from vitreous import io as disk
-from vitreous.benchmark.cells import ScoreCell, ScoreColumn, table_cell, table_column
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import ImageLookup, RunScores, collect
 from vitreous.benchmark.data import ImageSource, Options
-from vitreous.benchmark.protocol import Protocol, Published
+from vitreous.benchmark.protocol import Protocol, read
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.summary import RunStatistics
-from vitreous.errors import VitreousError, nearest, one_line
-from vitreous.registry.defaults import CONTROLS, display_name
+from vitreous.errors import VitreousError, one_line
+from vitreous.progress import Progress, track_progress
+from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.results.storage import plain
 from vitreous.results.table import comma_separated, html_rows
 
 __all__ = [
     "BenchmarkResults",
-    "ModelResult",
     "describe_run",
     "describe_state",
     "load_run",
     "read_results",
     "result_files",
+    "run_benchmark",
 ]
 
 PROTOCOL_FILE = "protocol.json"
@@ -44,79 +41,17 @@ _LEGEND = "Means with 95 % intervals. Better than random: * 5 %, ** 1 %, *** 0.1
 _SHARED = "◆ the method asks about pictures changed as the metric changes them."
 
 
-@dataclass(frozen=True, eq=False)
-class ModelResult:
-    """The scores of one model on one data set with everything that is said about them.
-
-    ``reference`` is the row that others are tested against.
-    """
-
-    scores: RunScores
-    protocol: Protocol
-    reference: str | None
-
-    @classmethod
-    def of(cls, scores: RunScores, protocol: Protocol, reference: str | None = None) -> ModelResult:
-        """Take the reference that is asked for, or else the protocol's, where this model has that row."""
-        methods = scores.table.methods
-        if reference is not None and reference not in methods:
-            raise VitreousError(f"reference {reference!r} is no row of {scores.label}{nearest(reference, methods)}")
-        usual = protocol.evaluation.reference
-        return cls(scores, protocol, reference or (usual if usual in methods else None))
-
-    @property
-    def table(self) -> ScoreTable:
-        return self.scores.table
-
-    @property
-    def name(self) -> str:
-        """The model, and the data where there are several sets."""
-        return f"{self.scores.label} on {self.scores.data}" if self.scores.data else self.scores.label
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.table.images and self.table.metrics)
-
-    @property
-    def has_degenerate(self) -> bool:
-        return any(sum(counts.values()) for counts in self.table.degenerate.values())
-
-    @cached_property
-    def statistics(self) -> RunStatistics:
-        return RunStatistics.of(self.table, self.reference, seeds=self.scores.seed_scores)
-
-    @cached_property
-    def published(self) -> Mapping[tuple[str, str], Published]:
-        """The printed cells of this model and data set, by method and metric."""
-        names = (self.scores.label, self.scores.data)
-        own = (cell for cell in self.protocol.cells if (cell.model, cell.data) == names)
-        return {(cell.method, cell.metric): cell for cell in own}
-
-    @cached_property
-    def rows(self) -> tuple[str, ...]:
-        """The methods that are no controls."""
-        return tuple(name for name in self.table.methods if name not in CONTROLS)
-
-    @cached_property
-    def columns(self) -> tuple[ScoreColumn, ...]:
-        return tuple(table_column(self.table, self.statistics, metric) for metric in self.table.metrics)
-
-    def column(self, metric: str) -> ScoreColumn:
-        return next(column for column in self.columns if column.metric == metric)
-
-    def cell(self, method: str, metric: str) -> ScoreCell | None:
-        """Return what is shown of a method in a metric; ``None`` where it has no score."""
-        return table_cell(self.table, self.statistics, method, metric, self.published.get((method, metric)))
-
-    def order(self, metric: str) -> list[str]:
-        """Return the methods that are no controls and have a score, by mean rank."""
-        return [name for name in self.statistics.ranks[metric].methods if name in self.rows]
-
-
 class BenchmarkResults(Sequence[ModelResult]):
     """One result for each model and data set: its ``table``, ``statistics`` and ``scores``.
 
     At a prompt and in a notebook it shows means with intervals and the signs of the report.
+
+    Parameters
+    ----------
+    run : Path
+        The folder of the run.
+    results : sequence of ModelResult
+        What is known about each model on each data set.
     """
 
     def __init__(self, run: Path, results: Sequence[ModelResult]) -> None:
@@ -181,13 +116,9 @@ class BenchmarkResults(Sequence[ModelResult]):
         -------
         str
         """
-        rows: list[list[str]] = []
-        for result in self._full:
-            head, *body = csv.reader(io.StringIO(result.table.to_csv(per_image=per_image)))
-            rows = rows or [["data", "model", *head]]
-            rows[0] = max(rows[0], ["data", "model", *head], key=len)  # one may have several seeds, another one
-            rows += [[result.scores.data, result.scores.label, *row] for row in body]
-        text = comma_separated([[*row, *[""] * (len(rows[0]) - len(row))] for row in rows])
+        tables = [(result.scores, list[str](), result.table) for result in self._full]
+        rows = _score_rows([], tables) if per_image else _mean_rows(self._full)
+        text = comma_separated(rows) if tables else ""
         if path is not None:
             disk.write_file(Path(path), text.encode(errors="surrogateescape"), overwrite=overwrite)
         return text
@@ -225,6 +156,79 @@ def _html_table(result: ModelResult) -> str:
     return html_rows([head, *rows], f"{result.name}, {len(table.images)} pictures")
 
 
+def run_benchmark(
+    protocol: str | Path | Protocol,
+    out: str | Path,
+    *,
+    data: str | Mapping[str, str] | None = None,
+    images: int | None = None,
+    device: str = "auto",
+    threads: int = 1,
+    workers: int | None = None,
+    memory_gb: float | None = None,
+    checkpoint: Mapping[str, str] | None = None,
+    progress: Progress | bool | None = None,
+) -> BenchmarkResults:
+    """Run a protocol, or go on where its run stopped, and return the results.
+
+    Parameters
+    ----------
+    protocol : str, Path or Protocol
+        A name of ``vitreous bench list``, or a TOML file.
+    out : str or Path
+        The folder of the run; one that is there is resumed or extended.
+    data : str or mapping, optional
+        Where the images are: one place, or one for each label of a data set.
+    images : int, optional
+        How many images; those of the protocol by default.
+    device : str, default "auto"
+        Where the models run.
+    threads : int, default 1
+        Threads of each worker, part of the plan.
+    workers : int, optional
+        How many processes share the work; one per GPU, or per core up to eight, by default.
+    memory_gb : float, optional
+        A budget in GiB.
+    checkpoint : mapping, optional
+        Files of weights by the label of a model.
+    progress : callable or bool, optional
+        A function of done and total units, or ``True`` for a bar on standard error.
+
+    Returns
+    -------
+    BenchmarkResults
+
+    Raises
+    ------
+    VitreousError
+        Where the protocol, its images or models cannot be read, or are not those that the run was begun with.
+
+    Examples
+    --------
+    >>> _ = (tmp_path / "mine.toml").write_text('''
+    ... schema = "vitreous.protocol/1"
+    ... title = "Two scenes"
+    ... models = [{ label = "world", name = "world" }]
+    ... data = { source = "world", split = "test", images = 2 }
+    ... evaluation = { metrics = ["gini"], controls = false }
+    ... methods = { saliency = "saliency" }
+    ... ''')
+    >>> results = vt.run_benchmark(tmp_path / "mine.toml", tmp_path / "run", workers=1)
+    >>> results.table().metrics
+    ('gini',)
+    """
+    from vitreous.benchmark.executors import run_local
+
+    parsed = protocol if isinstance(protocol, Protocol) else read(protocol)
+    options = Options(data, device, threads, memory_gb, images, checkpoint)
+    bench = BenchmarkRun(parsed, out, options)
+    bench.prepare()
+    with track_progress(progress, "units") as on_progress:
+        run_local(bench, workers, progress=on_progress)
+    bench.refuse_unreadable()
+    return load_run(out)
+
+
 def load_run(run: str | Path, *, reference: str | None = None, data: str | None = None) -> BenchmarkResults:
     """Return the results of a benchmark run so far.
 
@@ -245,6 +249,20 @@ def load_run(run: str | Path, *, reference: str | None = None, data: str | None 
     ------
     VitreousError
         Where the folder is no run, or its files cannot be read.
+
+    Examples
+    --------
+    >>> _ = (tmp_path / "mine.toml").write_text('''
+    ... schema = "vitreous.protocol/1"
+    ... title = "Two scenes"
+    ... models = [{ label = "world", name = "world" }]
+    ... data = { source = "world", split = "test", images = 2 }
+    ... evaluation = { metrics = ["gini"], controls = false }
+    ... methods = { saliency = "saliency" }
+    ... ''')
+    >>> _ = vt.run_benchmark(tmp_path / "mine.toml", tmp_path / "run", workers=1)
+    >>> vt.load_run(tmp_path / "run").table().methods
+    ('saliency',)
     """
     return BenchmarkResults(Path(run), read_results(Store.open(run), reference=reference, data=data)[0])
 
@@ -330,7 +348,7 @@ def _count(number: int, noun: str) -> str:
 def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
     """Return the tables of a report by the names of their files."""
     full = [result for result in results if not result.is_empty]
-    scores = _score_rows(full)
+    scores = _score_rows(["seed"], [table for result in full for table in _seed_tables(result.scores)])
     texts = {
         "scores.csv": comma_separated(scores),
         "table.csv": comma_separated(_mean_rows(full)),
@@ -340,17 +358,20 @@ def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
         "statistics.json": json.dumps([_statistics(result) for result in full], indent=1, allow_nan=False) + "\n",
         "units.csv": comma_separated(_unit_rows(results)),
     }
-    for file, kind in (("unreadable.csv", "unreadable"), ("uncertain.csv", "uncertain")):
-        rows = [
-            [result.scores.data, result.scores.label, name, why]
-            for result in results
-            for name, why in getattr(result.scores, kind).items()
-        ]
-        if rows:
-            texts[file] = comma_separated([["data", "model", "image", "reason"], *rows])
+    for kind in ("unreadable", "uncertain"):
+        if rows := [row for result in results for row in _left_out_rows(result.scores, kind)]:
+            texts[f"{kind}.csv"] = comma_separated([["data", "model", "image", "reason"], *rows])
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
     parquet = _to_parquet(scores)
     return files if parquet is None else {**files, "scores.parquet": parquet}
+
+
+def _seed_tables(scores: RunScores) -> list[tuple[RunScores, list[str], ScoreTable]]:
+    return [(scores, [str(seed)], table) for seed, table in zip(scores.seeds, scores.tables, strict=True)]
+
+
+def _left_out_rows(scores: RunScores, kind: str) -> list[list[str]]:
+    return [[scores.data, scores.label, name, why] for name, why in getattr(scores, kind).items()]
 
 
 def _statistics(result: ModelResult) -> dict[str, Any]:
@@ -371,15 +392,16 @@ def _unit_rows(results: Sequence[ModelResult]) -> list[list[str]]:
     return rows
 
 
-def _score_rows(results: Sequence[ModelResult]) -> list[list[str]]:
-    """Return one row per image, method, metric and seed, with a head; what is missing is empty."""
-    rows = [["data", "model", "image", "method", "metric", "seed", "score"]]
-    for scores, seed, table in (
-        (r.scores, seed, table) for r in results for seed, table in zip(r.scores.seeds, r.scores.tables, strict=True)
-    ):
-        for (method, metric), values in table.scores.items():
-            for image, value in zip(table.images, values.tolist(), strict=True):
-                rows.append([scores.data, scores.label, image, method, metric, str(seed), _digits(value)])
+def _score_rows(
+    columns: Sequence[str], tables: Sequence[tuple[RunScores, Sequence[str], ScoreTable]]
+) -> list[list[str]]:
+    """Return one row per image, method and metric of each table, with a head; ``columns`` stand before the score."""
+    rows = [["data", "model", "image", "method", "metric", *columns, "score"]]
+    for scores, values, table in tables:
+        names = [scores.data, scores.label]
+        for (method, metric), column in table.scores.items():
+            for image, value in zip(table.images, column.tolist(), strict=True):
+                rows.append([*names, image, method, metric, *values, _digits(value)])
     return rows
 
 

@@ -366,8 +366,8 @@ class BenchmarkRun:
             if job.unit.id not in plan_of:
                 return  # another process has seen to it
             plan, finished = plan_of[job.unit.id], self.store.finished()
-            left = [unit for unit in plan.units if unit.id in plan_of and unit.id not in finished]
-            left = [unit for unit in left if unit.config == job.unit.config]
+            open_ids = plan_of.keys() - finished
+            left = [unit for unit in plan.units if unit.id in open_ids and unit.config == job.unit.config]
             methods, metrics = set().union(*(u.methods for u in left)), set().union(*(u.metrics for u in left))
             smaller = smaller.restricted_to(methods, metrics)
             units = [Unit.of(smaller, 0, u.seed, u.images, u.methods, u.modes, u.metrics) for u in left]

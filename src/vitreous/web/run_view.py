@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.plan import wanted_units
-from vitreous.benchmark.results import ModelResult, describe_run, describe_state
+from vitreous.benchmark.results import describe_run, describe_state
 from vitreous.benchmark.units import RecordedPlan
 from vitreous.datasets.class_tables import index_of_wnid  # as the benchmark reads labels
 from vitreous.errors import TargetError, VitreousError, one_line
