@@ -14,12 +14,12 @@ import pytest
 import vitreous as vt
 from vitreous.benchmark.report import report
 from vitreous.errors import VitreousError
-from web_runs import ALL, METRICS, done, planned, whole
+from web_runs import ALL, METRICS, done, finished_run, planned
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole(tmp_path_factory.mktemp("results") / "run")
+    return finished_run(tmp_path_factory.mktemp("results") / "run")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import vitreous as vt
-from web_server import Client, chances, opened, world
+from web_server import Client, class_probabilities, opened, world
 
 __all__ = ["PICTURE", "Visit", "launch", "percent", "scene", "visit"]
 
@@ -34,11 +34,11 @@ class Visit:
         self.context = browser.new_context(**{**look, **how})
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(PATIENCE)
-        self.told: list[str] = []
-        self.asked: list[str] = []
-        self.tab.on("console", lambda said: self.told.append(said.text) if said.type != "log" else None)
-        self.tab.on("pageerror", lambda error: self.told.append(str(error)))
-        self.context.on("request", lambda request: self.asked.append(request.url))
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.tab.on("console", lambda message: self.complaints.append(message.text) if message.type != "log" else None)
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.context.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, **state: Any) -> Visit:
         """Open an address: the state of the page as it is written there."""
@@ -68,13 +68,13 @@ class Visit:
         self.expect(self(".frame img")).not_to_have_class("stale")
         self.expect(self(".now")).not_to_have_class("now stale")
 
-    def shown(self, selector: str = ".frame img") -> Image.Image:
+    def image(self, selector: str = ".frame img") -> Image.Image:
         """A picture of the page that came with an answer."""
         return opened(self(selector).get_attribute("src"))
 
-    def said(self, selector: str, index: int) -> str:
+    def probability_text(self, selector: str, index: int) -> str:
         """What the model itself says about a picture that is shown, as the page writes it."""
-        return percent(float(chances(world(), self.shown(selector))[index]))
+        return percent(float(class_probabilities(world(), self.image(selector))[index]))
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def launch() -> Iterator[Any]:
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next((path for name in names if (path := shutil.which(name))), None)
     if program is None:
-        pytest.skip("no browser was found")
+        pytest.skip("no browser was visit")
     playwright = pytest.importorskip("playwright.sync_api")
     playwright.expect.set_options(timeout=120_000)  # milliseconds: other tests may have the processors
     with playwright.sync_playwright() as browsers:
@@ -94,22 +94,22 @@ def launch() -> Iterator[Any]:
 
 
 @contextmanager
-def visit(browser: Any, client: Client, *expected: str, **how: Any) -> Iterator[Visit]:
+def visit(browser: Any, client: Client, *expected: str, **options: Any) -> Iterator[Visit]:
     """Open a tab; at its end nothing was asked for elsewhere, and nothing complained about but what was expected."""
-    found = Visit(browser, client, **how)
+    tab = Visit(browser, client, **options)
     try:
-        yield found
-        hosts = {urlsplit(url).netloc for url in found.asked if not url.startswith(("data:", "blob:"))}
+        yield tab
+        hosts = {urlsplit(url).netloc for url in tab.requests if not url.startswith(("data:", "blob:"))}
         assert hosts <= {f"127.0.0.1:{client.port}"}
-        assert [said for said in found.told if not any(words in said for words in expected)] == []
+        assert [text for text in tab.complaints if not any(words in text for words in expected)] == []
     finally:
-        found.context.close()
+        tab.context.close()
 
 
 def scene(client: Client, picture: str = PICTURE) -> Image.Image:
     """What the model sees of a picture."""
-    found = client.get(f"/api/pictures/{picture}?model=world")
-    return Image.open(io.BytesIO(found.data)).convert("RGB")
+    answer = client.get(f"/api/pictures/{picture}?model=world")
+    return Image.open(io.BytesIO(answer.data)).convert("RGB")
 
 
 def drawn(canvas: Any) -> np.ndarray[Any, Any]:
@@ -118,11 +118,11 @@ def drawn(canvas: Any) -> np.ndarray[Any, Any]:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), np.float64)
 
 
-def explained(client: Client, method: str | None = None, target: int | None = None, **how: Any) -> vt.Explanation:
+def explained(client: Client, method: str | None = None, target: int | None = None, **options: Any) -> vt.Explanation:
     """The same map from the library."""
-    found = vt.explain(world(), scene(client), method, target, **how)
-    assert isinstance(found, vt.Explanation)
-    return found
+    explanation = vt.explain(world(), scene(client), method, target, **options)
+    assert isinstance(explanation, vt.Explanation)
+    return explanation
 
 
 def percent(chance: float) -> str:

@@ -108,7 +108,7 @@ def done(store: Store, unit: Unit, **more: Any) -> None:
         store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more})
 
 
-def whole(folder: Path) -> Path:
+def finished_run(folder: Path) -> Path:
     """A run of which everything is done."""
     store = planned(folder)
     for plan in store.plans():

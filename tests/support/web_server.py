@@ -21,8 +21,6 @@ from PIL import Image
 
 import vitreous as vt
 
-__all__ = ["Answer", "Client", "chances", "decoded", "gone", "opened", "refused", "served", "until", "world"]
-
 SCENE = {"model": "world", "picture": "scene-plain-3"}
 PAIR = {"model": "world", "picture": "scene-pairs-5"}
 
@@ -174,6 +172,6 @@ def gone(*patches: int, count: int = 256) -> str:
     return base64.b64encode(bytes(int(place in patches) for place in range(count))).decode()
 
 
-def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
+def class_probabilities(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     """What a model says about a picture that is cut to size."""
     return model.logits(model.preprocess.to_tensor(picture)[None])[0].softmax(dim=0)

@@ -44,10 +44,10 @@ def test_the_owner_colours_its_patch_and_a_tie_stays_grey():
     )
     first, second = show.class_colours(2).astype(float)
     for place, colour in ((4, first), (20, second)):
-        found = picture[32, place].astype(float)
-        off = [np.linalg.norm(found - found.mean() - (each - each.mean())) for each in (first, second)]
+        result = picture[32, place].astype(float)
+        off = [np.linalg.norm(result - result.mean() - (item - item.mean())) for item in (first, second)]
         assert np.argmin(off) == (0 if colour is first else 1)
-        assert np.ptp(found) > 40
+        assert np.ptp(result) > 40
     assert np.ptp(picture[:, 56:].astype(int), axis=-1).max() <= 1
 
 
@@ -66,9 +66,9 @@ def test_a_class_that_wins_weak_patches_does_not_flood_the_picture():
     q = np.repeat(shares([1, 0], [0, 1], [0, 1], [0, 1]), 4, axis=1)
     strength = np.repeat(np.array([[1.0, 0.01, 0.01, 0.01]]), 4, axis=0)
     weighed = np.asarray(show.owner_overlay(grey(64), q, strength)).astype(int)
-    plain = np.asarray(show.owner_overlay(grey(64), q)).astype(int)
+    other = np.asarray(show.owner_overlay(grey(64), q)).astype(int)
     assert np.ptp(weighed[32, 4]) > 60
-    assert np.ptp(plain[32, 56]) > 60
+    assert np.ptp(other[32, 56]) > 60
     assert np.ptp(weighed[32, 56]) <= 3
     none = np.asarray(show.owner_overlay(grey(64), q, 0 * strength)).astype(int)
     assert np.ptp(none, axis=-1).max() <= 1
@@ -123,17 +123,17 @@ def test_explanations_have_it(tmp_path):
     again = vt.Explanation.load(saved)
     assert again.class_names == e.class_names
     assert again.extra_image("owners", tile=96).tobytes() == picture.tobytes()
-    plain = vt.explain(model, images(model, 1)[0], "generic")
-    assert not plain.class_names
+    other = vt.explain(model, images(model, 1)[0], "generic")
+    assert not other.class_names
     with pytest.raises(vt.VitreousError, match=r"var\(generic\)"):
-        plain.extra_image("owners")
+        other.extra_image("owners")
 
 
 def test_images_with_fewer_classes_show_their_own():
     model = vt.wrap(FAMILIES["vit"]())
-    found = vt.explain(model, images(model, 6), "var(generic, classes=top:1)", target=0)
-    assert {len(e.class_names) for e in found} == {2, 3}
-    for e in found:
+    shares = vt.explain(model, images(model, 6), "var(generic, classes=top:1)", target=0)
+    assert {len(e.class_names) for e in shares} == {2, 3}
+    for e in shares:
         assert e.extra_image("owners", tile=64).width > 0
 
 
@@ -155,10 +155,10 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
     assert (
         "layers.png" in vt.Explanation.load(tmp_path / "e").save(tmp_path / "f").joinpath("manifest.json").read_text()
     )
-    plain = vt.explain(model, images(model, 1)[0], "ixg")
-    assert not plain.extra_images
+    other = vt.explain(model, images(model, 1)[0], "ixg")
+    assert not other.extra_images
     with pytest.raises(vt.VitreousError, match=r"has no picture 'layers'; explain with plus\(ixg\) to see it"):
-        plain.extra_image("layers")
+        other.extra_image("layers")
     with pytest.raises(vt.VitreousError, match="has no picture 'luck'; there is layers"):
         e.extra_image("luck")
     with pytest.raises(ValueError, match="two pictures"):

@@ -150,8 +150,8 @@ def test_colourise_picks_the_right_entries() -> None:
     assert signed[3].tolist() == DIVERGING[128 + 64].tolist()
     assert signed[4].tolist() == signed[5].tolist() == [128, 128, 128]
 
-    plain = colourise(np.array([[0.0, 2.0, 9.0, -1.0]], np.float16), Scale(2.0, False))[0]
-    assert plain.tolist() == SEQUENTIAL[[0, 255, 255, 0]].tolist()
+    reference = colourise(np.array([[0.0, 2.0, 9.0, -1.0]], np.float16), Scale(2.0, False))[0]
+    assert reference.tolist() == SEQUENTIAL[[0, 255, 255, 0]].tolist()
 
     assert colourise(np.zeros((1, 1)), Scale(1.0, False), "diverging")[0, 0].tolist() == DIVERGING[128].tolist()
     jet = colourise(np.array([[-1.0, 1.0]]), Scale(1.0, True), "jet")[0]

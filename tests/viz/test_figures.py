@@ -32,7 +32,7 @@ def lines(axes: Any) -> dict[str, Any]:
 
 
 def words(figure: Any) -> list[str]:
-    return [each.get_text() for each in figure.findobj(matplotlib.text.Text) if each.get_text()]
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
 
 
 def svg(figure: Any, folder: Path, name: str = "f.svg") -> str:
@@ -43,15 +43,15 @@ def svg(figure: Any, folder: Path, name: str = "f.svg") -> str:
 
 
 def test_curves_are_those_of_the_table() -> None:
-    made = table()
-    figure = made.plot("curves")
+    scores = table()
+    figure = scores.plot("curves")
     assert len(figure.axes) == 2
     for axes, name in zip(figure.axes, ("insertion", "deletion"), strict=True):
-        drawn = lines(axes)
+        curves = lines(axes)
         for at, method in enumerate(METHODS):
-            curve = made.curve(method, METRIC, name)
-            np.testing.assert_array_equal(drawn[method].get_xdata(), curve.x)
-            np.testing.assert_allclose(drawn[method].get_ydata(), curve.y.mean(axis=0))
+            curve = scores.curve(method, METRIC, name)
+            np.testing.assert_array_equal(curves[method].get_xdata(), curve.x)
+            np.testing.assert_allclose(curves[method].get_ydata(), curve.y.mean(axis=0))
             band = axes.collections[at].get_paths()[0].vertices
             for place, mean, ends in zip(curve.x, curve.mean, intervals(curve.y, samples=300), strict=True):
                 heights = band[np.isclose(band[:, 0], place), 1]
@@ -63,63 +63,63 @@ def test_curves_are_those_of_the_table() -> None:
 
 
 def test_images_without_a_curve_are_left_out() -> None:
-    made = table(n=6)
-    gap = made.curves["ixg", METRIC]["insertion"].y
+    scores = table(n=6)
+    gap = scores.curves["ixg", METRIC]["insertion"].y
     gap[2, 3] = np.nan
-    made.curves["plus(ixg)", METRIC]["insertion"].y[:] = np.nan
-    drawn = lines(made.plot("curves", curves="insertion").axes[0])
-    np.testing.assert_allclose(drawn["ixg"].get_ydata(), np.delete(gap, 2, axis=0).mean(axis=0))
-    assert np.isnan(drawn["plus(ixg)"].get_ydata()).all()
+    scores.curves["plus(ixg)", METRIC]["insertion"].y[:] = np.nan
+    curves = lines(scores.plot("curves", curves="insertion").axes[0])
+    np.testing.assert_allclose(curves["ixg"].get_ydata(), np.delete(gap, 2, axis=0).mean(axis=0))
+    assert np.isnan(curves["plus(ixg)"].get_ydata()).all()
 
 
 def test_bars_are_sorted_by_the_direction() -> None:
-    made = table(metrics=(METRIC, "deletion"))
-    for metric in made.metrics:
-        axes = made.plot("bars", metric).axes[0]
-        order = sorted(METHODS, key=lambda name: made.mean(name, metric), reverse=metric == METRIC)
+    scores = table(metrics=(METRIC, "deletion"))
+    for metric in scores.metrics:
+        axes = scores.plot("bars", metric).axes[0]
+        order = sorted(METHODS, key=lambda name: scores.mean(name, metric), reverse=metric == METRIC)
         assert [yticklabel.get_text() for yticklabel in axes.get_yticklabels()] == order
-        assert [bar.get_width() for bar in axes.patches] == [made.mean(name, metric) for name in order]
+        assert [bar.get_width() for bar in axes.patches] == [scores.mean(name, metric) for name in order]
         spans = [line.get_xdata() for line in axes.get_lines() if line.get_linewidth() == 1.6]
-        np.testing.assert_array_equal(spans, [made.interval(name, metric) for name in order])
+        np.testing.assert_array_equal(spans, [scores.interval(name, metric) for name in order])
         written = [float(text.get_text()) for text in axes.texts]
-        np.testing.assert_allclose(written, [made.mean(name, metric) for name in order], atol=0.006)
-    said = " ".join(words(made.plot("bars", "deletion")))
-    assert "Lower is better. Mean of 25 images" in said
+        np.testing.assert_allclose(written, [scores.mean(name, metric) for name in order], atol=0.006)
+    message = " ".join(words(scores.plot("bars", "deletion")))
+    assert "Lower is better. Mean of 25 images" in message
 
 
 def test_a_method_without_a_score_says_so() -> None:
-    made = table()
-    made.parts["random", METRIC][:] = np.nan
-    axes = made.plot("bars").axes[0]
+    scores = table()
+    scores.parts["random", METRIC][:] = np.nan
+    axes = scores.plot("bars").axes[0]
     assert len(axes.patches) == 2
     assert axes.texts[-1].get_text() == "no score"
 
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_bins_are_those_of_the_table(relative: bool) -> None:
-    made = table(n=60)
+    scores = table(n=60)
     options: dict[str, Any] = {"count": 3, "by": "mass", "relative": relative}
-    upper, lower = made.plot("bins", **options).axes
+    upper, lower = scores.plot("bins", **options).axes
     for method in METHODS:
-        expected = made.bins(method, METRIC, 3, "mass", relative=relative)
-        np.testing.assert_array_equal(lines(upper)[method].get_ydata(), [each.mean for each in expected])
+        expected = scores.bins(method, METRIC, 3, "mass", relative=relative)
+        np.testing.assert_array_equal(lines(upper)[method].get_ydata(), [text.mean for text in expected])
     assert [bar.get_height() for bar in lower.patches] == [20, 20, 20]
     assert not upper.patches
-    thin = made.plot("bins", count=6, by="mass").axes[0]
+    thin = scores.plot("bins", count=6, by="mass").axes[0]
     assert len(thin.patches) == 6, "thin bins are on grey"
 
 
 def test_sweep_finds_the_number_that_varies() -> None:
-    spelled = [f"plus({base}, start={l})" for base in ("ixg", "generic") for l in (10, 0, 4)]
-    made = table([*spelled, "smooth(ixg, samples=3)", "random"])
-    one, other = sweeps(made.methods)
+    specs = [f"plus({base}, start={l})" for base in ("ixg", "generic") for l in (10, 0, 4)]
+    scores = table([*specs, "smooth(ixg, samples=3)", "random"])
+    one, other = sweeps(scores.methods)
     assert (one.name, one.x, one.across) == ("plus(ixg, start=…)", (0, 4, 10), "start layer")
     assert other.methods == tuple(f"plus(generic, start={l})" for l in (0, 4, 10))
-    drawn = lines(made.plot("sweep").axes[0])
-    np.testing.assert_array_equal(drawn["plus(ixg, start=…)"].get_xdata(), [0, 4, 10])
-    np.testing.assert_array_equal(drawn[one.name].get_ydata(), [made.mean(name, METRIC) for name in one.methods])
-    assert set(drawn["random"].get_ydata()) == {made.mean("random", METRIC)}
-    explicit = made.plot("sweep", methods=spelled[:2], x=[3, 7], across="depth", contrast=[]).axes[0]
+    curves = lines(scores.plot("sweep").axes[0])
+    np.testing.assert_array_equal(curves["plus(ixg, start=…)"].get_xdata(), [0, 4, 10])
+    np.testing.assert_array_equal(curves[one.name].get_ydata(), [scores.mean(name, METRIC) for name in one.methods])
+    assert set(curves["random"].get_ydata()) == {scores.mean("random", METRIC)}
+    explicit = scores.plot("sweep", methods=specs[:2], x=[3, 7], across="depth", contrast=[]).axes[0]
     np.testing.assert_array_equal(lines(explicit)["methods"].get_xdata(), [3, 7])
     with pytest.raises(VitreousError, match="no two methods differ in one number"):
         table().plot("sweep")
@@ -128,30 +128,30 @@ def test_sweep_finds_the_number_that_varies() -> None:
 def test_histogram_counts_where_images_are_best() -> None:
     methods = [f"iba(layer={l})" for l in range(4)]
     for metric, best in ((METRIC, np.argmax), ("deletion", np.argmin)):
-        made = table(methods, (metric,))
-        heights = [bar.get_height() for bar in made.plot("histogram").axes[0].patches]
-        scores = np.stack([made[name, metric] for name in methods])
+        result = table(methods, (metric,))
+        heights = [bar.get_height() for bar in result.plot("histogram").axes[0].patches]
+        scores = np.stack([result[name, metric] for name in methods])
         assert heights == np.bincount(best(scores, axis=0), minlength=4).tolist()
 
 
 def test_matrix_is_the_correlation_of_scores() -> None:
-    made = table()
-    axes = made.plot("matrix").axes[0]
-    expected = np.corrcoef([made[name, METRIC] for name in METHODS])
-    shown = [float(text.get_text().replace("−", "-")) for text in axes.texts]
-    np.testing.assert_allclose(np.reshape(shown, (3, 3)), expected, atol=0.0051)
+    scores = table()
+    axes = scores.plot("matrix").axes[0]
+    expected = np.corrcoef([scores[name, METRIC] for name in METHODS])
+    texts = [float(text.get_text().replace("−", "-")) for text in axes.texts]
+    np.testing.assert_allclose(np.reshape(texts, (3, 3)), expected, atol=0.0051)
     assert len(axes.collections[0].get_paths()) == 9
 
 
 def test_radar_goes_from_0_to_1() -> None:
     metrics = ("insertion", METRIC, "average_gain")
-    made = table(("ixg", "random"), metrics)
-    for cell in made.parts:
-        made.parts[cell][:] = np.clip(made.parts[cell], 0, 1)
-    axes = made.plot("radar").axes[0]
+    scores = table(("ixg", "random"), metrics)
+    for cell in scores.parts:
+        scores.parts[cell][:] = np.clip(scores.parts[cell], 0, 1)
+    axes = scores.plot("radar").axes[0]
     line = lines(axes)["ixg"]
     values = np.hypot(line.get_xdata(), line.get_ydata())
-    means = [made.mean("ixg", metric) for metric in metrics]
+    means = [scores.mean("ixg", metric) for metric in metrics]
     np.testing.assert_allclose(values, [*means, means[0]])
     assert {"0", "0.5", "1"} <= {text.get_text() for text in axes.texts}
     with pytest.raises(VitreousError, match="goes from 0 to 1"):
@@ -172,13 +172,13 @@ def test_states_are_shown_with_their_probability() -> None:
     figure = states_strip(model, inputs, maps, need, steps=[0, 2], target=1)
     assert len(figure.axes) == 4
     black = (0 - torch.tensor(model.preprocess.mean)) / torch.tensor(model.preprocess.std)
-    bare = black.view(3, 1, 1).expand_as(inputs).to(inputs)
+    baseline = black.view(3, 1, 1).expand_as(inputs).to(inputs)
     with torch.no_grad():
-        clean, gone = model.module(torch.stack([inputs, bare])).softmax(1)[:, 1].tolist()
-    said = words(figure)
-    assert said.count(f"{clean:.2f}") >= 2
-    assert said.count(f"{gone:.2f}") >= 2
-    assert {"one", "other", "0% removed", "100% removed"} <= set(said)
+        clean, gone = model.module(torch.stack([inputs, baseline])).softmax(1)[:, 1].tolist()
+    message = words(figure)
+    assert message.count(f"{clean:.2f}") >= 2
+    assert message.count(f"{gone:.2f}") >= 2
+    assert {"one", "other", "0% removed", "100% removed"} <= set(message)
     assert (np.asarray(figure.axes[1].get_images()[0].get_array()) == 0).all()
     with pytest.raises(VitreousError, match="only states of pixels"):
         states_strip(model, inputs, maps, RankedRemoval.deletion("drop", [1, 2], "token"))
@@ -201,36 +201,38 @@ def test_cascade_colours_every_map() -> None:
 
 
 def test_files_hold_text_as_text_and_are_the_same_each_time(tmp_path: Path) -> None:
-    made = table()
+    scores = table()
     for suffix in figures.FORMATS:
         places = [tmp_path / f"{number}{suffix}" for number in range(2)]
         for place in places:
-            made.plot("curves", path=place)
+            scores.plot("curves", path=place)
         first, second = (place.read_bytes() for place in places)
         assert first == second
     root = ElementTree.fromstring((tmp_path / "0.svg").read_text())
-    shown = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"insertion", "plus(ixg)", "share of pixels removed"} <= shown
+    texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"insertion", "plus(ixg)", "share of pixels removed"} <= texts
     pdf = (tmp_path / "0.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
     assert b"CIDFontType2" in pdf or b"TrueType" in pdf
     assert b"Type3" not in pdf
     assert Image.open(tmp_path / "0.png").width == 2100
     with pytest.raises(VitreousError, match="there already"):
-        made.plot("curves", path=tmp_path / "0.svg")
+        scores.plot("curves", path=tmp_path / "0.svg")
     with pytest.raises(VitreousError, match=r"must end in one of \.svg, \.pdf, \.png"):
-        made.plot("curves", path=tmp_path / "0.gif")
+        scores.plot("curves", path=tmp_path / "0.gif")
 
 
 def test_settings_of_matplotlib_neither_change_nor_show(tmp_path: Path) -> None:
-    made = table(n=8)
+    scores = table(n=8)
 
     def drawn() -> list[str]:
         radar = figures.radar(["a", "b", "c"], {"x": [0.1, 0.2, 0.5], "random": [0.4, 0.4, np.nan]})
         kinds = {"curves": {}, "bins": {"count": 4}, "bars": {}, "matrix": {}, "sweep": {"x": [1, 2, 3]}}
-        return [svg(each, tmp_path) for each in (radar, *(made.plot(kind, **how) for kind, how in kinds.items()))]
+        return [
+            svg(text, tmp_path) for text in (radar, *(scores.plot(kind, **options) for kind, options in kinds.items()))
+        ]
 
-    plain = drawn()
+    reference = drawn()
     wild = {
         "text.usetex": True, "font.size": 30, "axes.grid": True, "figure.facecolor": "black", "savefig.bbox": "tight",
         "svg.fonttype": "path", "axes.spines.top": True, "xtick.minor.visible": True, "figure.autolayout": True,
@@ -239,16 +241,16 @@ def test_settings_of_matplotlib_neither_change_nor_show(tmp_path: Path) -> None:
     }  # fmt: skip
     with matplotlib.rc_context(wild):
         before = dict(matplotlib.rcParams)
-        assert drawn() == plain
+        assert drawn() == reference
         assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
 
 
 def test_threads_draw_the_same(tmp_path: Path) -> None:
-    made = table(n=8)
-    alone = svg(made.plot("curves"), tmp_path)
+    scores = table(n=8)
+    alone = svg(scores.plot("curves"), tmp_path)
     with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda number: svg(made.plot("curves"), tmp_path, f"{number}.svg"), range(8)))
+        done = list(pool.map(lambda number: svg(scores.plot("curves"), tmp_path, f"{number}.svg"), range(8)))
     assert set(done) == {alone}
 
 
@@ -256,11 +258,11 @@ def test_threads_draw_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["curves", "bars", "bins", "matrix"])
 def test_names_with_odd_characters(kind: str, tmp_path: Path) -> None:
     written = svg(table(ODD, n=5).plot(kind), tmp_path)
-    shown = "".join(each for each in ElementTree.fromstring(written).itertext())
-    assert "$x_1$ & <b>" in shown
-    assert "new\\nline" in shown
-    assert "half ?" in shown
-    assert "ünïcode 图" in shown
+    texts = "".join(text for text in ElementTree.fromstring(written).itertext())
+    assert "$x_1$ & <b>" in texts
+    assert "new\\nline" in texts
+    assert "half ?" in texts
+    assert "ünïcode 图" in texts
 
 
 @pytest.mark.parametrize("kind", ["curves", "bars", "bins", "matrix"])
@@ -272,13 +274,13 @@ def test_many_methods_and_one_image(kind: str, count: int, n: int, tmp_path: Pat
     renderer = figure.canvas.get_renderer()
     figure.draw(renderer)
     page = figure.bbox.padded(1)
-    for each in figure.findobj(matplotlib.text.Text):
-        if each.get_text() and each.get_visible():
-            box = each.get_window_extent(renderer)
-            assert page.x0 <= box.x0, each.get_text()
-            assert box.x1 <= page.x1, each.get_text()
-            assert page.y0 <= box.y0, each.get_text()
-            assert box.y1 <= page.y1, each.get_text()
+    for text in figure.findobj(matplotlib.text.Text):
+        if text.get_text() and text.get_visible():
+            box = text.get_window_extent(renderer)
+            assert page.x0 <= box.x0, text.get_text()
+            assert box.x1 <= page.x1, text.get_text()
+            assert page.y0 <= box.y0, text.get_text()
+            assert box.y1 <= page.y1, text.get_text()
 
 
 def test_names_at_the_ends_of_lines_keep_apart() -> None:
@@ -292,15 +294,15 @@ def test_names_at_the_ends_of_lines_keep_apart() -> None:
 
 
 def test_looks_are_told_apart_and_random_is_grey_and_dashed() -> None:
-    found = figures.line_styles([f"m{at}" for at in range(20)] + ["random"])
-    assert len({(look.colour, str(look.dashes)) for look in found.values()}) == 21
-    assert found["random"].is_control
-    assert found["random"].dashes != "solid"
-    red, green, blue = (int(found["random"].colour[at : at + 2], 16) for at in (1, 3, 5))
+    styles = figures.line_styles([f"m{at}" for at in range(20)] + ["random"])
+    assert len({(look.colour, str(look.dashes)) for look in styles.values()}) == 21
+    assert styles["random"].is_control
+    assert styles["random"].dashes != "solid"
+    red, green, blue = (int(styles["random"].colour[at : at + 2], 16) for at in (1, 3, 5))
     assert max(red, green, blue) - min(red, green, blue) < 20
-    made = table(n=3)
-    all_of_them, some = made.plot("curves"), made.plot("curves", methods=["random", "plus(ixg)"])
-    assert lines(all_of_them.axes[0])["plus(ixg)"].get_color() == lines(some.axes[0])["plus(ixg)"].get_color()
+    scores = table(n=3)
+    all_of_them, figure = scores.plot("curves"), scores.plot("curves", methods=["random", "plus(ixg)"])
+    assert lines(all_of_them.axes[0])["plus(ixg)"].get_color() == lines(figure.axes[0])["plus(ixg)"].get_color()
 
 
 # -- bad input -----------------------------------------------------------------------------------------
@@ -327,10 +329,10 @@ def test_bad_words_are_named(asked: dict[str, Any], said: str) -> None:
 
 
 def test_without_curves() -> None:
-    made = table(n=3, curves=False)
+    scores = table(n=3, curves=False)
     with pytest.raises(VitreousError, match="kept no curves of insdel"):
-        made.plot("curves")
-    assert made.plot().axes[0].patches, "bars by default"
+        scores.plot("curves")
+    assert scores.plot().axes[0].patches, "bars by default"
     with pytest.raises(VitreousError, match="name a metric to draw: insdel"):
         table(metrics=(METRIC, "deletion"), n=3).plot()
 

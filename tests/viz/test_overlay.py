@@ -144,16 +144,16 @@ def test_on_photo_puts_a_hot_cell_where_the_model_saw_it(box: tuple[float, float
     assert picture.size == photo.size
     left, top, right, bottom = box
     x, y = left + (column + 0.5) * (right - left) / 10, top + (row + 0.5) * (bottom - top) / 7
-    found = hottest(picture)
-    assert found[0] == pytest.approx(x, abs=1.0)
-    assert found[1] == pytest.approx(y, abs=1.0)
+    result = hottest(picture)
+    assert result[0] == pytest.approx(x, abs=1.0)
+    assert result[1] == pytest.approx(y, abs=1.0)
 
 
 def test_on_photo_of_the_whole_photograph_is_the_overlay() -> None:
     photo, map = photograph(), np.random.default_rng(0).standard_normal((5, 7))
     scale = Scale.of([map])
-    whole = on_photo(photo, map, (0, 0, 64, 48), scale)
-    np.testing.assert_array_equal(np.asarray(whole), np.asarray(overlay(photo, map, scale)))
+    result = on_photo(photo, map, (0, 0, 64, 48), scale)
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(overlay(photo, map, scale)))
 
 
 def test_on_photo_of_an_inner_box_is_the_overlay_of_the_crop() -> None:

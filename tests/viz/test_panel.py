@@ -27,46 +27,46 @@ def picture(colour: tuple[int, int, int] = RED, size: tuple[int, int] = (64, 64)
 def test_tiles_are_whole_and_the_space_between_columns_is_empty(tile: int, columns: int) -> None:
     cells = [Cell(picture(), None, title, note=note) for title in TITLES for note in ("", LONG)]
     rows = [cells[at : at + columns] for at in range(0, len(cells), columns)]
-    drawn = np.asarray(panel(rows, caption=LONG * 3, tile=tile))
-    red = (drawn == RED).all(axis=-1)
+    image = np.asarray(panel(rows, caption=LONG * 3, tile=tile))
+    red = (image == RED).all(axis=-1)
     assert red.sum() == len(cells) * tile * tile, "no text on a tile"
 
     # every column of the grid keeps its title and notes inside the width of its tile
-    across, down = runs(red.any(axis=0)), runs(red.any(axis=1))
-    assert [stop - start for start, stop in across] == [tile] * columns
+    width, down = runs(red.any(axis=0)), runs(red.any(axis=1))
+    assert [stop - start for start, stop in width] == [tile] * columns
     assert [stop - start for start, stop in down] == [tile] * len(rows)
-    grid = drawn[: down[-1][1]]
-    between = [(0, across[0][0])] + [(a[1], b[0]) for a, b in pairwise(across)]
-    for start, stop in [*between, (across[-1][1], drawn.shape[1])]:
+    grid = image[: down[-1][1]]
+    between = [(0, width[0][0])] + [(a[1], b[0]) for a, b in pairwise(width)]
+    for start, stop in [*between, (width[-1][1], image.shape[1])]:
         assert stop > start
         assert (grid[:, start:stop] == 255).all(), "white gutter"
-    assert (drawn[[0, -1]] == 255).all(), "white edge"
-    assert (drawn[:, [0, -1]] == 255).all(), "white edge"
+    assert (image[[0, -1]] == 255).all(), "white edge"
+    assert (image[:, [0, -1]] == 255).all(), "white edge"
 
 
 def test_titles_above_notes_below() -> None:
-    bare = np.asarray(panel([[Cell(picture(), None, "")]], tile=96))
+    image = np.asarray(panel([[Cell(picture(), None, "")]], tile=96))
     full = np.asarray(panel([[Cell(picture(), None, "Title", note="note")]], tile=96))
     top, bottom = runs((full == RED).all(axis=-1).any(axis=1))[0]
     assert (full[:top] < 128).any(), "ink above"
     assert (full[bottom:] < 128).any(), "ink below"
-    assert full.shape[0] > bare.shape[0]
-    assert full.shape[1] == bare.shape[1]
+    assert full.shape[0] > image.shape[0]
+    assert full.shape[1] == image.shape[1]
 
 
 def test_pictures_keep_their_shape() -> None:
-    drawn = np.asarray(panel([[Cell(picture(size=(100, 50)), None, "wide"), Cell(picture(), None, "square")]], tile=96))
-    red = (drawn == RED).all(axis=-1)
+    image = np.asarray(panel([[Cell(picture(size=(100, 50)), None, "wide"), Cell(picture(), None, "square")]], tile=96))
+    red = (image == RED).all(axis=-1)
     assert red.sum() == 96 * 48 + 96 * 96
 
 
 def tiles_of(image: Image.Image, columns: int, tile: int) -> list[np.ndarray]:
     """The tiles of a one-row panel without titles and with square pictures."""
     gap = (image.width - columns * tile) // (columns + 1)
-    drawn = np.asarray(image)
-    top = next(y for y in range(drawn.shape[0]) if (drawn[y, gap : gap + tile] != 255).any())
+    sample = np.asarray(image)
+    top = next(y for y in range(sample.shape[0]) if (sample[y, gap : gap + tile] != 255).any())
     lefts = [gap + index * (tile + gap) for index in range(columns)]
-    return [drawn[top : top + tile, left : left + tile] for left in lefts]
+    return [sample[top : top + tile, left : left + tile] for left in lefts]
 
 
 def test_cells_of_a_group_share_a_scale() -> None:
@@ -104,8 +104,8 @@ def test_a_group_is_signed_if_any_of_its_maps_is() -> None:
 
 
 def test_maps_of_one_group_have_one_kind_of_colours_on_scales_of_their_own() -> None:
-    given = ((1, "a"), (-5, "a"), (3, "b"), (2, ""), (-2, ""))
-    cells = [Cell(picture(), factor * np.ones((2, 2)), "", group=group) for factor, group in given]
+    values = ((1, "a"), (-5, "a"), (3, "b"), (2, ""), (-2, ""))
+    cells = [Cell(picture(), factor * np.ones((2, 2)), "", group=group) for factor, group in values]
     scales = list(_scales(cells, 99.0, "each").values())
     assert [scale.limit for scale in scales] == [1, 5, 3, 2, 2]
     assert [scale.signed for scale in scales] == [True, True, False, False, True]
@@ -120,8 +120,8 @@ def test_clip_values_and_oddities_are_written_down() -> None:
     assert _remarks(Cell(picture(), None, ""), None, is_relative=True) == []
     assert _remarks(Cell(picture(), sparse, ""), Scale.of([sparse]), is_relative=True) == ["1 = 3 (maximum)"]
     assert _remarks(Cell(picture(), 0 * sparse, ""), Scale.of([0 * sparse]), is_relative=True) == ["zero everywhere"]
-    said = _remarks(Cell(picture(), broken, ""), Scale.of([broken]), is_relative=False)
-    assert said == ["1 of 4 not finite (grey)"]
+    remarks = _remarks(Cell(picture(), broken, ""), Scale.of([broken]), is_relative=False)
+    assert remarks == ["1 of 4 not finite (grey)"]
 
 
 def test_statement_says_percentile_and_rule() -> None:
@@ -139,14 +139,14 @@ def test_statement_says_percentile_and_rule() -> None:
     )
 
 
-def said(*args: object, **look: object) -> list[str]:
+def lines_of(*args: object, **look: object) -> list[str]:
     """Every line of text of a panel, in order."""
     return [line.text for line in sheet(*args, **look).lines]  # type: ignore[arg-type]
 
 
 def test_several_scales_have_relative_bars_and_notes() -> None:
     maps = {"a": np.full((2, 2), 0.25), "b": np.full((2, 2), -4.0)}
-    lines = said([[Cell(picture(), map, name, note="why") for name, map in maps.items()]])
+    lines = lines_of([[Cell(picture(), map, name, note="why") for name, map in maps.items()]])
     assert lines[:4] == ["a", "why · 1 = 0.25", "b", "why · 1 = 4"]
     assert lines[4:9] == ["little", "much", "0", "0.5", "1"]
     assert lines[9:14] == ["against", "for", "-1", "0", "1"]
@@ -157,15 +157,15 @@ def test_one_scale_has_a_raw_bar(rule: Literal["group", "panel"]) -> None:
     maps = [np.full((2, 2), 4.0), np.full((2, 2), -4.0)]
     groups = ["", ""] if rule == "group" else ["a", "b"]
     cells = [Cell(picture(), map, "t", group=group) for map, group in zip(maps, groups, strict=True)]
-    lines = said([cells], caption="What it is.", scale=rule)
+    lines = lines_of([cells], caption="What it is.", scale=rule)
     assert lines[:7] == ["t", "t", "against", "for", "-4", "0", "4"]
     assert lines[7] == "What it is."
     assert "clipped at the 99th percentile of |value| = 4" in " ".join(lines[8:])
 
 
 def test_a_map_on_a_large_constant_says_where_its_colours_begin() -> None:
-    hazy, plain = 10 + np.arange(100.0).reshape(10, 10) / 100, np.arange(100.0).reshape(10, 10)
-    lines = said([[Cell(picture(), hazy, "hazy"), Cell(picture(), plain, "plain")]])
+    hazy, expected = 10 + np.arange(100.0).reshape(10, 10) / 100, np.arange(100.0).reshape(10, 10)
+    lines = lines_of([[Cell(picture(), hazy, "hazy"), Cell(picture(), expected, "plain")]])
     assert lines[1].endswith("shown from the 5th percentile")
     assert "percentile" not in lines[3]
     assert lines[4:9] == ["little", "much", "0", "0.5", "1"]
@@ -177,7 +177,7 @@ def test_a_map_on_a_large_constant_says_where_its_colours_begin() -> None:
 
 def test_a_sign_that_means_nothing_is_not_for_or_against() -> None:
     map = np.linspace(-3, 5, 100).reshape(10, 10)
-    lines = said([[Cell(picture(), map, "t", signed=False)]])
+    lines = lines_of([[Cell(picture(), map, "t", signed=False)]])
     assert "against" not in lines
     assert lines[2:4] == ["little", "much"]
     scale = Scale.of([map], signed=False)
@@ -188,10 +188,10 @@ def test_a_sign_that_means_nothing_is_not_for_or_against() -> None:
 
 def test_rows_have_headings() -> None:
     cell = Cell(picture(), None, "t")
-    lines = said([[cell, cell], [], [cell]], titles=["Why tiger cat? 0.12", "nothing", ""])
+    lines = lines_of([[cell, cell], [], [cell]], titles=["Why tiger cat? 0.12", "nothing", ""])
     assert lines == ["Why tiger cat? 0.12", "t", "t", "t"]
-    drawn = np.asarray(panel([[cell]], tile=96, titles=["Why?"]))
-    assert (drawn == RED).all(axis=-1).sum() == 96 * 96
+    image = np.asarray(panel([[cell]], tile=96, titles=["Why?"]))
+    assert (image == RED).all(axis=-1).sum() == 96 * 96
     with pytest.raises(ValueError, match="2 titles do not fit 1 rows"):
         panel([[cell]], titles=["a", "b"])
 
@@ -203,7 +203,7 @@ def test_tiles_and_text_are_large_enough_to_read() -> None:
     for tile in (48, 96, TILE):
         assert min(line.size for line in sheet(rows, "caption", tile=tile).lines) >= 12
     page = sheet(rows, "caption")
-    assert all(max(each.size) == TILE for _, _, each in page.pictures[:2])
+    assert all(max(item.size) == TILE for _, _, item in page.pictures[:2])
 
 
 def test_zoom_doubles_everything() -> None:
@@ -229,22 +229,22 @@ def bars(image: Image.Image, tile: int) -> int:
 
 
 def test_one_colour_bar_per_kind() -> None:
-    plain, signed = np.eye(3), np.eye(3) - 0.5
+    expected, signed = np.eye(3), np.eye(3) - 0.5
     photo = picture((20, 30, 40))
 
     def column(*maps: np.ndarray | None) -> Image.Image:
         return panel([[Cell(photo, map, "", group=str(i))] for i, map in enumerate(maps)], tile=96)
 
     assert bars(column(None), 96) == 1 + 0
-    assert bars(column(plain), 96) == 1 + 1
-    assert bars(column(plain, plain), 96) == 2 + 1
-    assert bars(column(plain, signed, plain), 96) == 3 + 2
+    assert bars(column(expected), 96) == 1 + 1
+    assert bars(column(expected, expected), 96) == 2 + 1
+    assert bars(column(expected, signed, expected), 96) == 3 + 2
 
 
 def test_ragged_and_empty_rows() -> None:
     cell = Cell(picture(), None, "t")
-    drawn = np.asarray(panel([[cell], [], [cell, cell, cell]], tile=96))
-    assert (drawn == RED).all(axis=-1).sum() == 4 * 96 * 96
+    image = np.asarray(panel([[cell], [], [cell, cell, cell]], tile=96))
+    assert (image == RED).all(axis=-1).sum() == 4 * 96 * 96
 
 
 def test_deterministic() -> None:

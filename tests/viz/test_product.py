@@ -21,12 +21,12 @@ def photo(size: int = 4) -> Image.Image:
 
 def test_pixels_are_multiplied_by_what_is_above_zero():
     map = np.array([[4.0, 2.0, 1.0, 0.0], [-4.0, 0.5, 8.0, -0.1], [0.0] * 4, [3.0] * 4])
-    found = np.asarray(show.times_input(photo(), map, show.Scale(4.0, signed=False)))
+    product = np.asarray(show.times_input(photo(), map, show.Scale(4.0, signed=False)))
     pixels = np.asarray(photo())
     for row in range(4):
         for column in range(4):
             light = min(max(map[row, column] / 4, 0), 1)
-            assert found[row, column].tolist() == [round(light * int(pixel)) for pixel in pixels[row, column]]
+            assert product[row, column].tolist() == [round(light * int(pixel)) for pixel in pixels[row, column]]
 
 
 def test_cells_are_clipped_before_they_are_enlarged():
@@ -48,22 +48,22 @@ def test_the_scale_begins_at_zero_also_on_a_large_constant():
 
 
 def test_what_is_not_finite_is_black():
-    found = np.asarray(show.times_input(photo(), np.array([[np.nan, 1.0]]), show.Scale(1.0, False)))
-    assert found[:, :2].max() == 0
-    assert np.array_equal(found[:, 2:], np.asarray(photo())[:, 2:])
+    product = np.asarray(show.times_input(photo(), np.array([[np.nan, 1.0]]), show.Scale(1.0, False)))
+    assert product[:, :2].max() == 0
+    assert np.array_equal(product[:, 2:], np.asarray(photo())[:, 2:])
 
 
 def test_scales_are_written(monkeypatch):
-    seen, said = [], []
+    seen, text = [], []
     room = importlib.import_module("vitreous.viz.panels")
-    monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or said.append(caption))
+    monkeypatch.setattr(room, "panel", lambda rows, caption, tile: seen.extend(rows[0]) or text.append(caption))
     before_and_after(photo(), np.array([[2.0, -3.0]]), np.array([[0.0, -1.0]]), ("one", "two"), "mine", 64)
-    assert [each.title for each in seen] == ["what the model saw", "one", "two"]
+    assert [item.title for item in seen] == ["what the model saw", "one", "two"]
     assert seen[1].note == "full brightness from 1.98 (99th percentile)"
     assert seen[2].note == "nothing above zero"
     assert seen[1].image.tobytes() == show.times_input(photo(), np.array([[2.0, -3.0]])).tobytes()
     assert np.asarray(seen[2].image).max() == 0
-    assert said[0].startswith("mine. Pixels times the part of the map above zero")
+    assert text[0].startswith("mine. Pixels times the part of the map above zero")
 
 
 def test_explanations_have_it(tmp_path, monkeypatch):
@@ -75,9 +75,9 @@ def test_explanations_have_it(tmp_path, monkeypatch):
     saved = e.save(tmp_path / "e")
     assert (saved / "times_input.png").exists()
     assert vt.Explanation.load(saved).extra_image("times_input", tile=96).tobytes() == picture.tobytes()
-    plain = vt.explain(model, images(model, 1)[0], "ixg")
+    explanation = vt.explain(model, images(model, 1)[0], "ixg")
     with pytest.raises(vt.VitreousError, match=r"var\(ixg\)"):
-        plain.extra_image("times_input")
+        explanation.extra_image("times_input")
 
     maps = []
     room = importlib.import_module("vitreous.viz.panels")

@@ -42,9 +42,9 @@ def test_wrapped_lines_fit_and_lose_nothing_silently(text: str, limit: int, line
     wrapped = words.wrap(text, 14, limit, lines)
     assert len(wrapped) <= lines
     assert all(words.text_width(line, 14) <= limit for line in wrapped)
-    kept = "".join(wrapped).replace(" ", "")
-    whole = words.printable(text).replace(" ", "")
-    assert kept == whole or (kept.endswith("…") and whole.startswith(kept[:-1]))
+    replacement = "".join(wrapped).replace(" ", "")
+    result = words.printable(text).replace(" ", "")
+    assert replacement == result or (replacement.endswith("…") and result.startswith(replacement[:-1]))
 
 
 def test_wrapping_prefers_spaces_then_punctuation() -> None:

@@ -32,9 +32,9 @@ def test_help_is_light() -> None:
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
 def test_without_the_extra_one_line_says_what_to_do(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from vitreous.cli import main; main()"
-    found = subprocess.run([sys.executable, "-c", code, "explore", "--no-browser"], capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == f"vitreous: error: the explorer needs {missing}: pip install 'vitreous[web]'\n"
+    answer = subprocess.run([sys.executable, "-c", code, "explore", "--no-browser"], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == f"vitreous: error: the explorer needs {missing}: pip install 'vitreous[web]'\n"
 
 
 def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
@@ -43,9 +43,9 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with mock.patch("vitreous.cli.options.ModelOptions.load", side_effect=AssertionError):
-            found = run("explore", "--port", port, "--no-browser")
-    assert found.code == 2
-    assert found.err == (f"vitreous: error: --port {port} of 127.0.0.1 is in use; take another, or --port 0 for any\n")
+            answer = run("explore", "--port", port, "--no-browser")
+    assert answer.code == 2
+    assert answer.err == (f"vitreous: error: --port {port} of 127.0.0.1 is in use; take another, or --port 0 for any\n")
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded() -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], expected: str) -> None:
-    found = run("explore", "--port", "0", "--no-browser", *words)
-    assert found.code == 2
-    assert expected in found.err
-    assert found.err.count("\n") == 1
+    answer = run("explore", "--port", "0", "--no-browser", *words)
+    assert answer.code == 2
+    assert expected in answer.err
+    assert answer.err.count("\n") == 1
 
 
 @contextmanager
@@ -76,9 +76,9 @@ def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()
-            found = re.fullmatch(r"the explorer is at (http://\S+)\n", line)
-            assert found is not None, line
-            yield process, found[1]
+            answer = re.fullmatch(r"the explorer is at (http://\S+)\n", line)
+            assert answer is not None, line
+            yield process, answer[1]
         finally:
             process.kill()
 
@@ -103,10 +103,10 @@ def test_ctrl_c_ends_it_cleanly_while_it_works() -> None:
 
 def test_bound_elsewhere_the_token_is_printed() -> None:
     with started("--host", "0.0.0.0") as (_, address):
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{32})", address)
-        assert found is not None
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
-        for token, status in (("", 403), (f"?token={found[2]}", 200)):
+        answer = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{32})", address)
+        assert answer is not None
+        connection = http.client.HTTPConnection("127.0.0.1", int(answer[1]), timeout=60)
+        for token, status in (("", 403), (f"?token={answer[2]}", 200)):
             connection.request("GET", f"/api/start{token}")
             response = connection.getresponse()
             response.read()

@@ -23,14 +23,14 @@ PIECES = [*NAMES[:12], "smooth", "plus", "var", "consensus", "samples", "3", "1e
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
+    with served() as answer:
+        yield answer
 
 
 def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]:
     asked = {"model": "world", "spec": spec} | ({} if cursor is None else {"cursor": cursor})
-    found: dict[str, Any] = client.fine("/api/method", asked)
-    return found
+    answer: dict[str, Any] = client.fine("/api/method", asked)
+    return answer
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def look(client: Client, spec: str, cursor: int | None = None) -> dict[str, Any]
     ["generic", " smooth( ixg ,samples = 4 ) ", "Grad-CAM++", "var@sharp(plus(decompx))", "consensus(tis,ixg)"],
 )
 def test_what_it_means_and_costs(client: Client, spec: str) -> None:
-    how, found = vt.get_method(spec), look(client, spec)
-    assert found["ok"]
-    assert found["spec"] == how.spec
-    assert (found["forwards"], found["backwards"]) == (how.num_forwards(world()), how.cost[1])
-    assert (found["class_specific"], found["signed"]) == (how.class_specific, how.signed)
+    method, answer = vt.get_method(spec), look(client, spec)
+    assert answer["ok"]
+    assert answer["spec"] == method.spec
+    assert (answer["forwards"], answer["backwards"]) == (method.num_forwards(world()), method.cost[1])
+    assert (answer["class_specific"], answer["signed"]) == (method.class_specific, method.signed)
 
 
 def test_steps_of_effort_are_spellings_here(client: Client) -> None:
-    found = look(client, "careful")
-    assert (found["spec"], found["title"]) == (vt.recommended_method("careful", world()), "careful")
+    answer = look(client, "careful")
+    assert (answer["spec"], answer["title"]) == (vt.recommended_method("careful", world()), "careful")
 
 
 def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
     assert look(client, "smooth(ixg)")["seconds"] is None
     client.task("explain", method="ixg")
-    few, many = (look(client, f"smooth(ixg, samples={each})")["seconds"] for each in (10, 100))
+    few, many = (look(client, f"smooth(ixg, samples={entry})")["seconds"] for entry in (10, 100))
     assert many == pytest.approx(10 * few)
 
 
@@ -76,18 +76,18 @@ def test_about_how_long_it_takes_is_learnt(client: Client) -> None:
     ],
 )
 def test_where_it_is_wrong(client: Client, spec: str, at: int) -> None:
-    found = look(client, spec)
-    assert not found["ok"]
-    assert found["error"]["at"] == at
-    assert found["error"]["message"]
-    assert "▸" not in found["error"]["message"]
+    answer = look(client, spec)
+    assert not answer["ok"]
+    assert answer["error"]["at"] == at
+    assert answer["error"]["message"]
+    assert "▸" not in answer["error"]["message"]
 
 
 def test_what_is_wrong_without_a_place(client: Client) -> None:
-    found = look(client, "smooth(ixg, samples=100000)")
-    assert not found["ok"]
-    assert found["error"]["at"] is None
-    assert "command line" in found["error"]["message"]
+    answer = look(client, "smooth(ixg, samples=100000)")
+    assert not answer["ok"]
+    assert answer["error"]["at"] is None
+    assert "command line" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -112,19 +112,19 @@ def test_what_is_wrong_without_a_place(client: Client) -> None:
     ],
 )
 def test_how_it_may_go_on(client: Client, typed: str, expected: set[str]) -> None:
-    found = look(client, typed)["completions"]
-    assert {each["text"] for each in found} == expected
+    answer = look(client, typed)["completions"]
+    assert {entry["text"] for entry in answer} == expected
 
 
 def test_a_parameter_that_is_given_is_not_offered_again(client: Client) -> None:
-    offered = {each["text"] for each in look(client, "smooth(ixg, samples=3, ")["completions"]}
+    offered = {entry["text"] for entry in look(client, "smooth(ixg, samples=3, ")["completions"]}
     assert offered == {"sigma=", "absolute=", "kind="}
 
 
 def test_in_the_middle_the_whole_word_is_replaced(client: Client) -> None:
     spec = "smooth(genxric, samples=3)"
-    found = look(client, spec, len("smooth(gen"))["completions"]
-    (generic,) = (each for each in found if each["text"] == "generic")
+    answer = look(client, spec, len("smooth(gen"))["completions"]
+    (generic,) = (entry for entry in answer if entry["text"] == "generic")
     done = spec[: generic["start"]] + generic["text"] + spec[generic["end"] :]
     assert done == "smooth(generic, samples=3)"
 
@@ -146,9 +146,9 @@ def test_everything_that_is_offered_can_be_meant() -> None:
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join), st.data())
 def test_whatever_is_typed_is_answered(text: str, data: st.DataObject) -> None:
-    found = describe_spec(text, world())
-    assert found["ok"] or (found["error"]["message"] and "\n" not in found["error"]["message"])
-    at = None if found["ok"] else found["error"]["at"]
+    answer = describe_spec(text, world())
+    assert answer["ok"] or (answer["error"]["message"] and "\n" not in answer["error"]["message"])
+    at = None if answer["ok"] else answer["error"]["at"]
     assert at is None or 0 <= at <= len(text)
     for offer in complete(text, data.draw(st.integers(0, len(text)))):
         assert 0 <= offer["start"] <= offer["end"] <= len(text)
@@ -159,5 +159,5 @@ def test_a_spelling_that_is_said_to_be_fine_is_fine(client: Client) -> None:
         assert look(client, spec)["ok"]
         assert client.task("explain", method=spec)["method"] == look(client, spec)["spec"]
     assert not look(client, "attention_flow(x)")["ok"]
-    (found,) = client.tasks({**SCENE, "kind": "explain", "method": "attention_flow(x)"})
-    assert found["event"] == "error"
+    (answer,) = client.tasks({**SCENE, "kind": "explain", "method": "attention_flow(x)"})
+    assert answer["event"] == "error"

@@ -22,34 +22,34 @@ pytest.importorskip("uvicorn")
 
 def saved(client: Client, form: str, *methods: str, **look: Any) -> Answer:
     questions = [{**PAIR, "method": method} for method in methods]
-    found = client.post("/api/download", {"format": form, "questions": questions, "look": look})
-    assert found.status == 200, found
-    assert re.fullmatch(r'attachment; filename="vitreous-[\w.-]+"', found.headers["content-disposition"])
-    return found
+    answer = client.post("/api/download", {"format": form, "questions": questions, "look": look})
+    assert answer.status == 200, answer
+    assert re.fullmatch(r'attachment; filename="vitreous-[\w.-]+"', answer.headers["content-disposition"])
+    return answer
 
 
 # -- files -----------------------------------------------------------------------------------------------
 
 
 def test_values(client: Client) -> None:
-    told = client.tasks(*({**PAIR, "kind": "explain", "method": name} for name in ("ixg", "cat")))
-    maps = [decoded(each["map"]) for each in told]
+    message = client.tasks(*({**PAIR, "kind": "explain", "method": name} for name in ("ixg", "cat")))
+    maps = [decoded(entry["map"]) for entry in message]
     assert np.array_equal(np.load(io.BytesIO(saved(client, "npy", "ixg").data)), maps[0])
     assert np.array_equal(np.load(io.BytesIO(saved(client, "npy", "ixg", "cat").data)), np.stack(maps))
     mixed = saved(client, "npy", "ixg", "saliency")
     assert mixed.headers["content-disposition"].endswith('.npz"')
-    assert [each.shape for each in np.load(io.BytesIO(mixed.data)).values()] == [(16, 16), (128, 128)]
+    assert [entry.shape for entry in np.load(io.BytesIO(mixed.data)).values()] == [(16, 16), (128, 128)]
 
 
 def test_a_picture_has_the_overlay_of_the_library(client: Client) -> None:
     """With the look that was asked for, as large as a tile."""
     from vitreous import viz as show
 
-    (found,) = client.tasks({**PAIR, "kind": "explain", "method": "ixg"})
+    (answer,) = client.tasks({**PAIR, "kind": "explain", "method": "ixg"})
     seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{PAIR['picture']}?model=world").data))
     page = saved(client, "png", "ixg", opacity=0.8, clip=90, smooth=False, positive=True)
     picture = np.asarray(Image.open(io.BytesIO(page.data)).convert("RGB"))
-    values = np.maximum(decoded(found["map"]), 0)
+    values = np.maximum(decoded(answer["map"]), 0)
     scale = show.Scale.of([values], 90.0, signed=False)
     expected = np.asarray(show.overlay(show.resized(seen, 360), values, scale, 0.8, None, "nearest"))
     places = np.lib.stride_tricks.sliding_window_view(picture[:, :, 0], (360,), axis=(1,))
@@ -102,9 +102,9 @@ def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkey
     monkeypatch.setattr(vt, "load", lambda name: world(name), raising=False)
     names: dict[str, Any] = {}
     exec(lines, names)
-    told = client.tasks(*({**asked, "kind": "explain", "method": method} for method in methods))
-    for made, each in zip(names["comparison"], told, strict=True):
-        assert np.allclose(made.map, decoded(each["map"]), atol=1e-6)
+    message = client.tasks(*({**asked, "kind": "explain", "method": method} for method in methods))
+    for result, entry in zip(names["comparison"], message, strict=True):
+        assert np.allclose(result.map, decoded(entry["map"]), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["plain", "difficult"])
@@ -118,37 +118,37 @@ def test_the_commands_run_and_show_the_same_scene(
         program, *words = shlex.split(line)
         assert program == "vitreous"
         assert run(*words).code == 0
-    rendered = next(each for each in map(Path, shlex.split(second)) if each.suffix == ".png" and each.parent.name)
+    rendered = next(entry for entry in map(Path, shlex.split(second)) if entry.suffix == ".png" and entry.parent.name)
     served_as = client.get(f"/api/pictures/{question['picture']}?model=world").data
     assert np.array_equal(Image.open(rendered), Image.open(io.BytesIO(served_as)))
     assert Path("maps.png").is_file()
 
 
 def test_the_line_of_why(client: Client) -> None:
-    told = client.task("why", method="ixg")
-    render, why = map(shlex.split, told["command"].splitlines())
+    message = client.task("why", method="ixg")
+    render, why = map(shlex.split, message["command"].splitlines())
     assert render[:3] == ["vitreous", "world", "render"]
-    page = ["--model", "world", "--method", "ixg", "--target", str(told["target"])]
+    page = ["--model", "world", "--method", "ixg", "--target", str(message["target"])]
     assert why == ["vitreous", "why", "scene-plain-3/scene-0000.png", *page]
 
 
 def test_different_questions_have_lines_of_their_own(client: Client) -> None:
     picture = client.upload(Image.new("RGB", (50, 50), "blue"), "my%20photo;rm%20-rf.png")
     upload = {"model": "world", "picture": picture, "method": "generic"}
-    found = client.fine("/api/command", {"questions": [upload, {**SCENE, "method": "ixg"}, {**upload, "target": 1}]})
-    assert found["python"].count("vt.load") == 1
-    assert found["python"].count("vt.explain") == 3
-    assert "'my photo;rm -rf.png'" in found["python"]
-    assert "'my photo;rm -rf.png'" in found["shell"]
-    assert found["shell"].count("vitreous compare") == 3
+    answer = client.fine("/api/command", {"questions": [upload, {**SCENE, "method": "ixg"}, {**upload, "target": 1}]})
+    assert answer["python"].count("vt.load") == 1
+    assert answer["python"].count("vt.explain") == 3
+    assert "'my photo;rm -rf.png'" in answer["python"]
+    assert "'my photo;rm -rf.png'" in answer["shell"]
+    assert answer["shell"].count("vitreous compare") == 3
 
 
 def test_what_the_models_were_loaded_with_is_in_the_lines() -> None:
     options = {"checkpoint": "my weights.pt", "img_size": 128, "pretrained": False, "prompts": ["a", "b c"]}
     with served(load_options=options) as client:
-        found = client.fine("/api/command", {"questions": [{**SCENE, "method": "ixg"}]})
+        answer = client.fine("/api/command", {"questions": [{**SCENE, "method": "ixg"}]})
     assert (
         "vt.load('world', checkpoint='my weights.pt', img_size=128, pretrained=False, prompts=['a', 'b c'])"
-        in found["python"]
+        in answer["python"]
     )
-    assert "--checkpoint 'my weights.pt' --img-size 128 --no-pretrained --prompt a --prompt 'b c'" in found["shell"]
+    assert "--checkpoint 'my weights.pt' --img-size 128 --no-pretrained --prompt a --prompt 'b c'" in answer["shell"]

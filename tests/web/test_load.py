@@ -25,9 +25,9 @@ LONG = {**SCENE, "kind": "explain", "method": "rise"}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
-        assert found.get("/api/start").status == 200, "it is not up any more"
+    with served() as answer:
+        yield answer
+        assert answer.get("/api/start").status == 200, "it is not up any more"
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,13 @@ class Stream:
         self.response = self.connection.getresponse()
 
     def next(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.response.readline())
-        return found
+        answer: dict[str, Any] = json.loads(self.response.readline())
+        return answer
 
     def until(self, event: str, task: int = 0) -> dict[str, Any]:
-        while (found := self.next())["event"] != event or found.get("task", task) != task:
-            assert found["event"] != "end"
-        return found
+        while (answer := self.next())["event"] != event or answer.get("task", task) != task:
+            assert answer["event"] != "end"
+        return answer
 
     def leave(self) -> None:
         self.response.close()
@@ -65,7 +65,7 @@ class Stream:
 
 
 def test_fifty_at_once_are_all_answered(client: Client) -> None:
-    asks = [
+    requests = [
         lambda: client.get("/api/start"),
         lambda: client.post("/api/predict", SCENE),
         lambda: client.post("/api/try", {**SCENE, "removed": gone(3, 4)}),
@@ -73,17 +73,17 @@ def test_fifty_at_once_are_all_answered(client: Client) -> None:
         lambda: client.post("/api/ask", {"tasks": [{**SCENE, "kind": "explain", "method": "generic"}]}),
     ]
     with ThreadPoolExecutor(50) as many:
-        found = list(many.map(lambda place: asks[place % len(asks)](), range(50)))
-    assert {each.status for each in found} == {200}
-    assert len({each.data.count(b'"result"') for each in found[4::5]}) == 1
+        answer = list(many.map(lambda place: requests[place % len(requests)](), range(50)))
+    assert {entry.status for entry in answer} == {200}
+    assert len({entry.data.count(b'"result"') for entry in answer[4::5]}) == 1
 
 
 def test_more_than_can_wait_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.explorer.short, "_most", 3)
     with ThreadPoolExecutor(40) as many:
-        found = list(many.map(lambda place: client.post("/api/predict", SCENE), range(40)))
-    assert {each.status for each in found} == {200, 503}
-    assert all("waiting" in each.json["error"] for each in found if each.status == 503)
+        answer = list(many.map(lambda place: client.post("/api/predict", SCENE), range(40)))
+    assert {entry.status for entry in answer} == {200, 503}
+    assert all("waiting" in entry.json["error"] for entry in answer if entry.status == 503)
 
 
 def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +207,10 @@ def test_places_in_the_queue_are_told(client: Client) -> None:
     ],
 )
 def test_what_would_never_end_is_refused_at_once(client: Client, spec: str) -> None:
-    (found,) = client.tasks({**SCENE, "kind": "explain", "method": spec})
-    assert found["event"] == "error"
-    assert "command line" in found["message"]
-    assert len(found["message"]) < 300
+    (answer,) = client.tasks({**SCENE, "kind": "explain", "method": spec})
+    assert answer["event"] == "error"
+    assert "command line" in answer["message"]
+    assert len(answer["message"]) < 300
 
 
 def test_every_default_is_allowed(client: Client) -> None:
@@ -227,16 +227,16 @@ def test_memory_returns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None
     """Pictures and maps leave when there are more than there is room for."""
     monkeypatch.setattr(client.explorer.session.photos.recent, "most_bytes", 3 * 3 * 200 * 200)
     monkeypatch.setattr(client.explorer.session.maps, "most", 3)
-    names, kept = [], []
+    names, references = [], []
     for shade in range(8):
         names.append(client.upload(Image.new("RGB", (200, 200), (shade, 0, 0))))
-        kept.append(weakref.ref(client.explorer.session.photos.get(names[-1])))
+        references.append(weakref.ref(client.explorer.session.photos.get(names[-1])))
         question = {"model": "world", "picture": names[-1], "kind": "explain", "method": "random"}
         assert client.tasks(question)[0]["event"] == "result"
         client.fine("/api/predict", {"model": "world", "picture": names[-1]})
     until(lambda: client.explorer.long.num_jobs == 0 and client.explorer.short.num_jobs == 0)
     gc.collect()
-    assert [each() is not None for each in kept] == [False] * 5 + [True] * 3
+    assert [entry() is not None for entry in references] == [False] * 5 + [True] * 3
     assert len(client.explorer.session.maps) == 3
     assert refused(client, "POST", "/api/predict", {"model": "world", "picture": names[0]}) == 404
 
@@ -262,8 +262,8 @@ def test_an_error_inside_is_one_line_and_the_next_question_is_answered(
         raise ZeroDivisionError("secret /home/someone")
 
     monkeypatch.setattr(handlers, "predict", broken)
-    found = client.post("/api/predict", SCENE)
-    assert (found.status, found.json) == (500, {"error": "this went wrong inside: ZeroDivisionError"})
+    answer = client.post("/api/predict", SCENE)
+    assert (answer.status, answer.json) == (500, {"error": "this went wrong inside: ZeroDivisionError"})
     monkeypatch.setattr(vt, "compare", broken, raising=False)
     (failed,) = client.tasks({**SCENE, "kind": "explain", "method": "fullgrad", "seed": 3})
     assert failed["message"] == "this went wrong inside: ZeroDivisionError"

@@ -23,17 +23,17 @@ KINDS = ("gap", "siglip", "nonsquare", "registers", "deit_distilled")
 
 
 def views() -> dict[str, vt.VisionModel]:
-    found = {name: vt.wrap(FAMILIES[name](), name=name) for name in KINDS}
-    found["one logit"] = vt.wrap(_build(num_classes=1), name="one logit")
-    found["float64"] = vt.wrap(_build().double(), name="float64")
-    found["swin"] = vt.wrap(WINDOWED["swin"](), name="swin")
-    return found
+    answer = {name: vt.wrap(FAMILIES[name](), name=name) for name in KINDS}
+    answer["one logit"] = vt.wrap(_build(num_classes=1), name="one logit")
+    answer["float64"] = vt.wrap(_build().double(), name="float64")
+    answer["swin"] = vt.wrap(WINDOWED["swin"](), name="swin")
+    return answer
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served(views=views()) as found:
-        yield found
+    with served(views=views()) as answer:
+        yield answer
 
 
 @pytest.mark.parametrize("name", [*KINDS, "one logit", "float64", "swin"])
@@ -46,11 +46,11 @@ def test_every_task(client: Client, name: str) -> None:
     height, width = model.grid()
     logits = model.logits(model.preprocess.to_tensor(seen)[None])[0]
     expected = torch.sigmoid(torch.cat([-logits, logits])) if len(logits) == 1 else logits.softmax(0)
-    said = client.fine("/api/predict", about)
-    assert [each["probability"] for each in said["top"]] == pytest.approx(
+    fine = client.fine("/api/predict", about)
+    assert [entry["probability"] for entry in fine["top"]] == pytest.approx(
         expected.sort(descending=True)[0][:10].tolist(), abs=1e-5
     )
-    assert said["truth"] is None
+    assert fine["truth"] is None
     tried = client.fine("/api/try", {**about, "removed": gone(0, count=height * width), "target": 1})
     assert opened(tried["picture"]).size == seen.size
     e = vt.explain(model, Image.fromarray(pixels), "ixg", 1)
@@ -64,27 +64,27 @@ def test_every_task(client: Client, name: str) -> None:
         {"kind": "heads", "layer": model.depth - 1},
         {"kind": "heads", "layer": 0},
     ]
-    found = client.tasks(*({**about, **each} for each in tasks))
-    for task, each in zip(tasks, found, strict=True):
-        assert each["event"] == "result", (task, each)
-    assert np.allclose(decoded(found[0]["map"]), e.map, rtol=1e-4, atol=1e-6)
-    assert len(found[6]["heads"]) == (model.num_heads if model.attention == "global" else len(found[6]["heads"]))
-    for each in found[7]["heads"]:
-        assert decoded(each["map"]).shape == model.grid(layer=0)
-        assert 0 < decoded(each["map"]).sum() <= 2.001
+    answer = client.tasks(*({**about, **entry} for entry in tasks))
+    for task, item in zip(tasks, answer, strict=True):
+        assert item["event"] == "result", (task, item)
+    assert np.allclose(decoded(answer[0]["map"]), e.map, rtol=1e-4, atol=1e-6)
+    assert len(answer[6]["heads"]) == (model.num_heads if model.attention == "global" else len(answer[6]["heads"]))
+    for item in answer[7]["heads"]:
+        assert decoded(item["map"]).shape == model.grid(layer=0)
+        assert 0 < decoded(item["map"]).sum() <= 2.001
     mean = vt.explain(model, Image.fromarray(pixels), "raw_attention(layer=0)").map
-    assert np.allclose(np.mean([decoded(each["map"]) for each in found[7]["heads"]], axis=0), mean, atol=1e-6)
-    (curve,) = client.tasks({**about, "kind": "curve", "target": 1, "map": found[0]["map"]})
+    assert np.allclose(np.mean([decoded(entry["map"]) for entry in answer[7]["heads"]], axis=0), mean, atol=1e-6)
+    (curve,) = client.tasks({**about, "kind": "curve", "target": 1, "map": answer[0]["map"]})
     assert curve["event"] == "result", curve
     assert curve["deletion"][0] == pytest.approx(float(expected[1]), abs=1e-5)
     assert client.post("/api/download", {"format": "png", "questions": [{**about, "method": "ixg"}]}).status == 200
     listed = client.fine(f"/api/methods?model={name.replace(' ', '%20')}")
-    refused = {each["name"] for each in listed if "refused" in each}
+    refused = {entry["name"] for entry in listed if "refused" in entry}
     assert ("attention_flow" in refused) == (name == "swin")
 
 
 def test_a_step_of_effort_is_that_of_the_model(client: Client) -> None:
-    steps = {each["name"]: each["spec"] for each in client.fine("/api/start")["efforts"]}
+    steps = {entry["name"]: entry["spec"] for entry in client.fine("/api/start")["efforts"]}
     for name, model in client.explorer.session.models.items():
         assert steps["quick"][name] == vt.recommended_method("quick", model)
     assert steps["quick"]["swin"] != steps["quick"]["gap"]

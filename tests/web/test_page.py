@@ -11,7 +11,7 @@ from PIL import Image
 
 from browser import PICTURE, drawn, explained, percent, scene, visit
 from vitreous import viz as show
-from web_server import Client, chances, world
+from web_server import Client, class_probabilities, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -19,9 +19,9 @@ pytest.importorskip("uvicorn")
 
 def ranked(client: Client) -> list[tuple[int, str, float]]:
     """Classes by what the model gives them: index, name, probability."""
-    given = chances(world(), scene(client))
-    order = given.argsort(descending=True).tolist()
-    return [(each, world().label(each), float(given[each])) for each in order]
+    value = class_probabilities(world(), scene(client))
+    order = value.argsort(descending=True).tolist()
+    return [(entry, world().label(entry), float(value[entry])) for entry in order]
 
 
 def test_a_scene_is_picked_and_predicted(browser: Any, client: Client) -> None:
@@ -216,6 +216,6 @@ def test_methods_are_listed_with_their_cost(browser: Any, client: Client) -> Non
         page.expect(page(".method[data-name=generic]")).to_have_count(0)
         page.tab.keyboard.press("Escape")
         page.tiles(2)
-        refused = next(each for each in client.fine("/api/start")["methods"] if each.get("refused"))
+        refused = next(entry for entry in client.fine("/api/start")["methods"] if entry.get("refused"))
         page(".how .link").click()
         page.expect(page(f".method[data-name={refused['name']}]")).to_be_disabled()

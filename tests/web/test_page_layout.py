@@ -167,7 +167,7 @@ def test_keys(browser: Any, client: Client) -> None:
         page.tab.keyboard.press("?")
         page("dialog[open] input[type=checkbox]").check()
         page.tab.keyboard.press("Escape")
-        for key, said in (
+        for key, entry in (
             ("s", "shared=1"),
             ("t", "patches=1"),
             ("p", "positive=1"),
@@ -175,7 +175,7 @@ def test_keys(browser: Any, client: Client) -> None:
             (".", "k=52"),
         ):
             page.tab.keyboard.press(key)
-            assert said in page.hash
+            assert entry in page.hash
         page.tab.keyboard.press("n")
         page.sees(".picture .note", client.fine("/api/start")["scenes"][4]["title"])
         page.tab.keyboard.press("b")
@@ -225,5 +225,5 @@ def test_the_page_is_closed_to_others(browser: Any, client: Client) -> None:
         )
         page.tab.wait_for_timeout(200)
         assert page.tab.title() == "Vitreous"
-        assert len(page.told) >= 2
-        page.asked.remove("http://x.invalid/z.png")  # an attempt is seen, and it was the only one
+        assert len(page.complaints) >= 2
+        page.requests.remove("http://x.invalid/z.png")  # an attempt is seen, and it was the only one

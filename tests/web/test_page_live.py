@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from browser import PICTURE, explained, percent, scene, visit
-from web_server import Client, chances, until, world
+from web_server import Client, class_probabilities, until, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -23,7 +23,7 @@ LONG = "rise(masks=8000)"
 
 @pytest.fixture(scope="module")
 def target(client: Client) -> int:
-    return int(chances(world(), scene(client)).argmax())
+    return int(class_probabilities(world(), scene(client)).argmax())
 
 
 def strongest(client: Client, count: int) -> np.ndarray[Any, Any]:
@@ -47,31 +47,31 @@ def test_the_slider(browser: Any, client: Client, target: int) -> None:
         page.tiles(1)
         page.settled()
         slider, now = page(".try input[type=range]"), page(".now .big")
-        whole = now.inner_text()
-        assert whole == percent(float(chances(world(), scene(client))[target]))
+        text = now.inner_text()
+        assert text == percent(float(class_probabilities(world(), scene(client))[target]))
         slider.focus()
         for _ in range(3):
             page.tab.keyboard.press("ArrowRight")
         page.sees(".count", "3 of 256")
         page.settled()
-        assert now.inner_text() == page.said(".frame img", target) != whole
-        assert touched(client, page.shown()).sum() <= 3
+        assert now.inner_text() == page.probability_text(".frame img", target) != text
+        assert touched(client, page.image()).sum() <= 3
         slider.fill("40")
         page.sees(".count", "40 of 256")
         page.settled()
-        assert now.inner_text() == page.said(".frame img", target) != whole
-        assert not (touched(client, page.shown()) & ~strongest(client, 40)).any()
-        order = chances(world(), page.shown()).argsort(descending=True)[:5].tolist()
-        assert page(".hear .bar b").all_inner_texts() == [world().label(each) for each in order]
+        assert now.inner_text() == page.probability_text(".frame img", target) != text
+        assert not (touched(client, page.image()) & ~strongest(client, 40)).any()
+        order = class_probabilities(world(), page.image()).argsort(descending=True)[:5].tolist()
+        assert page(".hear .bar b").all_inner_texts() == [world().label(entry) for entry in order]
         page.tab.keyboard.press("k")
         page.expect(page(".try .segments button[data-value=true]")).to_have_attribute("aria-pressed", "true")
         page.settled()
-        assert now.inner_text() == page.said(".frame img", target)
-        assert not (touched(client, page.shown()) & strongest(client, 40)).any()
+        assert now.inner_text() == page.probability_text(".frame img", target)
+        assert not (touched(client, page.image()) & strongest(client, 40)).any()
         assert "k=40&keep=1" in page.hash
         page(".segments button[data-value=black]").click()
         page.settled()
-        gone = np.asarray(page.shown().convert("RGB")).reshape(16, 8, 16, 8, 3).max(axis=(1, 3, 4)) == 0
+        gone = np.asarray(page.image().convert("RGB")).reshape(16, 8, 16, 8, 3).max(axis=(1, 3, 4)) == 0
         assert (gone == ~strongest(client, 40)).all()
 
 
@@ -92,7 +92,7 @@ def test_the_curves(browser: Any, client: Client, target: int) -> None:
         states.nth(2).click()
         page.expect(states.nth(2)).to_have_attribute("aria-current", "true")
         page.settled()
-        assert page(".now .big").inner_text() == page.said(".frame img", target)
+        assert page(".now .big").inner_text() == page.probability_text(".frame img", target)
         page.sees(".hear .note", "at random")
 
 
@@ -117,13 +117,13 @@ def test_an_own_mask(browser: Any, client: Client, target: int) -> None:
         page.settled()
         mine = np.zeros((16, 16), bool)
         mine[9, 2:6] = mine[10, 4:6] = True
-        assert not (touched(client, page.shown()) & ~mine).any()
+        assert not (touched(client, page.image()) & ~mine).any()
         page.expect(page(".try .versus .card b").last).not_to_have_text("…")
         for place in range(2):
             card = f".try .versus .card:nth-child({place + 1})"
-            page.expect(page(f"{card} b")).to_have_text(page.said(f"{card} img", target))
-        theirs = touched(client, page.shown(".try .versus .card:nth-child(2) img"))
-        assert not (theirs & ~strongest(client, 6)).any()
+            page.expect(page(f"{card} b")).to_have_text(page.probability_text(f"{card} img", target))
+        other = touched(client, page.image(".try .versus .card:nth-child(2) img"))
+        assert not (other & ~strongest(client, 6)).any()
         shared = int((mine & strongest(client, 6)).sum())
         page.sees(".try .versus", f"{shared} of 6 patches are the same")
         address = page.hash
@@ -133,15 +133,15 @@ def test_an_own_mask(browser: Any, client: Client, target: int) -> None:
 
 
 def test_why_is_the_first_thing_and_live(browser: Any, client: Client, target: int) -> None:
-    given = chances(world(), scene(client)).argsort(descending=True).tolist()
-    rivals = [world().label(each) for each in given if each != target]
+    order = class_probabilities(world(), scene(client)).argsort(descending=True).tolist()
+    labels = [world().label(entry) for entry in order if entry != target]
     with visit(browser, client) as page:
         page.open()
         page.sees(".question .lead", "The map's strongest fifth is")
         page.sees(".trusted .findings", "Without its strongest fifth")
         page.sees(".card.tried:nth-child(2)", "other places of the same size and shape")
         page.sees(".why .said", "Needed: without them less than half is left")
-        page.sees(".why", f"Why not “{rivals[0]}”?")
+        page.sees(".why", f"Why not “{labels[0]}”?")
         page.sees(".why", "Who owns which patch?")
         page.sees(".again pre", "vitreous why")
         cards = page(".card.tried")
@@ -151,14 +151,14 @@ def test_why_is_the_first_thing_and_live(browser: Any, client: Client, target: i
             page.expect(page(".card.tried .stale")).to_have_count(0)
             for place in (1, 2):
                 picture = f".card.tried:nth-child({place + 1}) img"
-                assert cards.nth(place).locator(".big").inner_text() == page.said(picture, target)
+                assert cards.nth(place).locator(".big").inner_text() == page.probability_text(picture, target)
         cards.nth(2).click()
         page.expect(cards.nth(2)).to_have_attribute("aria-pressed", "true")
         page.settled()
         assert page(".frame img").get_attribute("src") == cards.nth(2).locator("img").get_attribute("src")
         page(".why .chips button").nth(1).click()
-        page.sees(".why", f"Why not “{rivals[1]}”?")
-        assert f"contrast={given[2]}" in page.hash
+        page.sees(".why", f"Why not “{labels[1]}”?")
+        assert f"contrast={order[2]}" in page.hash
 
 
 def test_the_verdict_in_words(browser: Any, client: Client) -> None:
@@ -179,10 +179,10 @@ def test_files_of_the_screen(browser: Any, client: Client) -> None:
         page.sees(".codes", "vitreous compare")
 
         def saved(form: str) -> bytes:
-            with page.tab.expect_download() as found:
+            with page.tab.expect_download() as download:
                 page(f".format[data-format={form}]").click()
             page.sees(".sheet[open] [role=status]", f".{form} is in your downloads")
-            return Path(found.value.path()).read_bytes()
+            return Path(download.value.path()).read_bytes()
 
         maps = np.load(io.BytesIO(saved("npy")))
         for map_, method in zip(maps, (None, "generic"), strict=True):
@@ -234,7 +234,7 @@ def test_layers_heads_and_owners(browser: Any, client: Client, target: int) -> N
         page(".shelved").nth(6).click()
         page.sees(".inside h2", "From layer 6 on")
         page.settled()
-        assert page(".now .big").inner_text() == page.said(".frame img", target)
+        assert page(".now .big").inner_text() == page.probability_text(".frame img", target)
         page.tab.keyboard.press("4")
         page.sees(".inside h2", f"Layer {world().depth - 1}, head 0")
         page.expect(page(".shelved")).to_have_count(world().num_heads)

@@ -25,13 +25,13 @@ from web_runs import (
     Client,
     confidence,
     done,
+    finished_run,
     map_of,
     planned,
     predicted,
     right,
     score,
     served,
-    whole,
 )
 
 pytest.importorskip("fastapi")
@@ -43,7 +43,7 @@ TRUE = {f"scene-{place:06d}": label for place, label in enumerate(vt.world.World
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole(tmp_path_factory.mktemp("explorer") / "run")
+    return finished_run(tmp_path_factory.mktemp("explorer") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -53,34 +53,34 @@ def written(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def client(run: Path) -> Iterator[Client]:
-    with served({"mine": run}) as found:
-        yield found
+    with served({"mine": run}) as answer:
+        yield answer
 
 
 def pictures(client: Client, part: int = 0) -> list[str]:
     """Every picture of a part, as a metric without gaps lists them."""
-    found = client.fine("/mine/scores", part=part, method="generic", metric="gini")
-    assert found["total"] == len(found["pictures"])
-    return list(found["pictures"])
+    answer = client.fine("/mine/scores", part=part, method="generic", metric="gini")
+    assert answer["total"] == len(answer["pictures"])
+    return list(answer["pictures"])
 
 
 def test_the_table_has_the_numbers_of_the_report(client: Client, written: Report) -> None:
     lines = list(csv.DictReader(io.StringIO((written.folder / "table.csv").read_text())))
-    found = client.fine("/mine")
-    assert (found["title"], found["lead"], found["state"]) == (
+    answer = client.fine("/mine")
+    assert (answer["title"], answer["lead"], answer["state"]) == (
         "A run & its <script>alert(1)</script>",
         written.lead,
         "",
     )
-    told = {
+    message = {
         (part["data"], part["model"], method["name"], metric["name"]): cell
-        for part in found["parts"]
+        for part in answer["parts"]
         for method, row in zip(part["methods"], part["cells"], strict=True)
         for metric, cell in zip(part["metrics"], row, strict=True)
     }
-    assert len(lines) == len(told) == len(ALL) * (len(METRICS) + 1)
+    assert len(lines) == len(message) == len(ALL) * (len(METRICS) + 1)
     for line in lines:
-        cell = told[line["data"], line["model"], line["method"], line["metric"]]
+        cell = message[line["data"], line["model"], line["method"], line["metric"]]
         assert [repr(cell[name]) for name in ("mean", "low", "high", "images")] == [
             line[name] for name in ("mean", "low", "high", "images")
         ]
@@ -88,12 +88,14 @@ def test_the_table_has_the_numbers_of_the_report(client: Client, written: Report
 
 
 def test_marks_and_flags_are_those_of_the_report(client: Client, written: Report) -> None:
-    told = json.loads((written.folder / "statistics.json").read_text())
-    for part, own in zip(client.fine("/mine")["parts"], told, strict=True):
-        names = [each["name"] for each in part["methods"]]
-        for column, metric in enumerate(each["name"] for each in part["metrics"]):
+    message = json.loads((written.folder / "statistics.json").read_text())
+    for part, own in zip(client.fine("/mine")["parts"], message, strict=True):
+        names = [entry["name"] for entry in part["methods"]]
+        for column, metric in enumerate(entry["name"] for entry in part["metrics"]):
             tests = {
-                each["one"]: each for each in own["tests"] if each["other"] == "random" and each["metric"] == metric
+                entry["one"]: entry
+                for entry in own["tests"]
+                if entry["other"] == "random" and entry["metric"] == metric
             }
             for row, name in enumerate(names):
                 cell, test = part["cells"][row][column], tests.get(name)
@@ -101,10 +103,12 @@ def test_marks_and_flags_are_those_of_the_report(client: Client, written: Report
                 assert (cell["word"], cell["p"]) == expected
                 letters = [chr(97 + at) for at, group in enumerate(own["ranks"][metric]["groups"]) if name in group]
                 assert cell["letters"] == "".join(letters)
-                marks = [each["text"] for each in own["shared"] if (each["method"], each["metric"]) == (name, metric)]
+                marks = [
+                    entry["text"] for entry in own["shared"] if (entry["method"], entry["metric"]) == (name, metric)
+                ]
                 assert cell["mark"] == (marks[0] if marks else None)
-        yardsticks = ("random", "constant", "centre")
-        flags = [each for each in (*own["shared"], *own["flags"]) if each["method"] not in yardsticks]
+        controls = ("random", "constant", "centre")
+        flags = [entry for entry in (*own["shared"], *own["flags"]) if entry["method"] not in controls]
         assert part["flags"] == flags
     assert any(cell["mark"] for row in client.fine("/mine")["parts"][0]["cells"] for cell in row)  # tis drops tokens
     assert client.fine("/mine")["parts"][0]["methods"][ALL.index("constant")]["degenerate"] == "12 constant"
@@ -134,7 +138,7 @@ def test_pictures_are_chosen_and_ordered(
     names = dict(
         zip(pictures(client), client.fine("/mine/scores", method="generic", metric="gini")["names"], strict=True)
     )
-    kept = []
+    selected = []
     for picture in names:
         value = score(picture, method, metric)
         passes = not math.isnan(value)
@@ -144,34 +148,34 @@ def test_pictures_are_chosen_and_ordered(
         passes &= "true" not in wanted or TRUE[names[picture]] == wanted["true"]
         passes &= wanted.get("name", "").lower() in names[picture].lower()
         if passes:
-            kept.append((value, picture))
+            selected.append((value, picture))
     up = (metric == "gini") == (order == "best")
-    kept.sort(key=lambda each: -each[0] if up else each[0])
-    found = client.fine("/mine/cell", method=method, metric=metric, order=order, **wanted)
-    assert [(each["score"], each["picture"]) for each in found["images"]] == kept
-    assert (found["total"], found["of"]) == (len(kept), 12)
-    assert found["without"] == sum(math.isnan(score(name, method, metric)) for name in names)
-    mean = sum(value for value, _ in kept) / len(kept) if kept else None
-    assert found["mean"] == (None if mean is None else pytest.approx(mean))
+    selected.sort(key=lambda entry: -entry[0] if up else entry[0])
+    answer = client.fine("/mine/cell", method=method, metric=metric, order=order, **wanted)
+    assert [(entry["score"], entry["picture"]) for entry in answer["images"]] == selected
+    assert (answer["total"], answer["of"]) == (len(selected), 12)
+    assert answer["without"] == sum(math.isnan(score(name, method, metric)) for name in names)
+    mean = sum(value for value, _ in selected) / len(selected) if selected else None
+    assert answer["mean"] == (None if mean is None else pytest.approx(mean))
 
 
 def test_pages_make_up_the_whole(client: Client) -> None:
     asked: dict[str, Any] = {"method": "saliency", "metric": METRICS[0]}
-    every = [each["picture"] for each in client.fine("/mine/cell", **asked)["images"]]
+    every = [entry["picture"] for entry in client.fine("/mine/cell", **asked)["images"]]
     parts = [client.fine("/mine/cell", **asked, size=5, page=page) for page in range(4)]
-    assert [each["picture"] for part in parts for each in part["images"]] == every
+    assert [entry["picture"] for part in parts for entry in part["images"]] == every
     assert [len(part["images"]) for part in parts] == [5, 5, 2, 0]
     assert {part["pages"] for part in parts} == {3}
 
 
 def test_what_is_said_about_a_picture(client: Client) -> None:
-    for each in client.fine("/mine/cell", method="generic", metric="gini")["images"]:
-        picture = each["picture"]
-        assert each["confidence"] == confidence(picture)
-        assert each["predicted"]["index"] == predicted(picture)
-        assert each["chance"] == (confidence(picture) if right(picture) else confidence(picture) / 10)
-        assert each["true"]["index"] == TRUE[each["name"]]  # a scene says which creature it shows
-        assert each["correct"] == right(picture)
+    for entry in client.fine("/mine/cell", method="generic", metric="gini")["images"]:
+        picture = entry["picture"]
+        assert entry["confidence"] == confidence(picture)
+        assert entry["predicted"]["index"] == predicted(picture)
+        assert entry["chance"] == (confidence(picture) if right(picture) else confidence(picture) / 10)
+        assert entry["true"]["index"] == TRUE[entry["name"]]  # a scene says which creature it shows
+        assert entry["correct"] == right(picture)
 
 
 def decoded(array: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -180,17 +184,17 @@ def decoded(array: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 def test_maps_are_those_that_were_judged(client: Client) -> None:
     for method in ("saliency", "generic"):
-        for each in client.fine("/mine/cell", method=method, metric="gini", size=3)["images"]:
-            assert np.array_equal(decoded(each["map"]), map_of(each["picture"], method))
+        for fine in client.fine("/mine/cell", method=method, metric="gini", size=3)["images"]:
+            assert np.array_equal(decoded(fine["map"]), map_of(fine["picture"], method))
     picture = pictures(client)[5]
-    found = client.fine("/mine/image", picture=picture, method="generic", metric=METRICS[0])
-    assert [each["name"] for each in found["methods"]] == list(ALL)
-    for each in found["methods"]:
-        assert np.array_equal(decoded(each["map"]), map_of(picture, each["name"]))
+    answer = client.fine("/mine/image", picture=picture, method="generic", metric=METRICS[0])
+    assert [entry["name"] for entry in answer["methods"]] == list(ALL)
+    for fine in answer["methods"]:
+        assert np.array_equal(decoded(fine["map"]), map_of(picture, fine["name"]))
         for metric in METRICS:
-            expected = score(picture, each["name"], metric)
-            assert each["scores"][metric] == (None if math.isnan(expected) else expected)
-    (curve,) = found["curves"]
+            expected = score(picture, fine["name"], metric)
+            assert fine["scores"][metric] == (None if math.isnan(expected) else expected)
+    (curve,) = answer["curves"]
     assert curve["y"] == pytest.approx(np.linspace(1, score(picture, "generic", METRICS[0]), 5).tolist(), rel=1e-6)
     ends = [score(image, "generic", METRICS[0]) for image in pictures(client)]
     assert curve["mean"][-1] == pytest.approx(sum(ends) / len(ends), rel=1e-6)
@@ -198,26 +202,26 @@ def test_maps_are_those_that_were_judged(client: Client) -> None:
 
 def test_neighbours_are_those_of_the_order(client: Client) -> None:
     asked: dict[str, Any] = {"method": "generic", "metric": "gini", "order": "best", "low": 0.5}
-    every = [each["picture"] for each in client.fine("/mine/cell", **asked)["images"]]
+    every = [entry["picture"] for entry in client.fine("/mine/cell", **asked)["images"]]
     for place, picture in enumerate(every):
-        found = client.fine("/mine/image", picture=picture, **asked)
-        assert (found["place"], found["total"]) == (place, len(every))
-        assert found["previous"] == (every[place - 1] if place else None)
-        assert found["next"] == (every[place + 1] if place + 1 < len(every) else None)
+        answer = client.fine("/mine/image", picture=picture, **asked)
+        assert (answer["place"], answer["total"]) == (place, len(every))
+        assert answer["previous"] == (every[place - 1] if place else None)
+        assert answer["next"] == (every[place + 1] if place + 1 < len(every) else None)
     other = next(image for image in pictures(client) if image not in every)
     assert client.fine("/mine/image", picture=other, **asked)["place"] is None
 
 
 def test_scores_for_a_scatter(client: Client) -> None:
-    found = client.fine("/mine/scores", method=["tis", "generic"], metric=["gini", METRICS[0]], high=0.9)
+    answer = client.fine("/mine/scores", method=["tis", "generic"], metric=["gini", METRICS[0]], high=0.9)
     there = [
         image for image in pictures(client) if confidence(image) <= 0.9 and not math.isnan(score(image, "tis", "gini"))
     ]
-    assert found["pictures"] == there
-    one, other = found["columns"]
-    assert one["scores"] == [score(each, "tis", "gini") for each in there]
-    assert other["scores"] == [score(each, "generic", METRICS[0]) for each in there]
-    assert found["confidence"] == [confidence(each) for each in there]
+    assert answer["pictures"] == there
+    one, other = answer["columns"]
+    assert one["scores"] == [score(entry, "tis", "gini") for entry in there]
+    assert other["scores"] == [score(entry, "generic", METRICS[0]) for entry in there]
+    assert answer["confidence"] == [confidence(entry) for entry in there]
     fewer = client.fine("/mine/scores", method="generic", metric="gini", most=4)
     assert (len(fewer["pictures"]), fewer["total"]) == (4, 12)
     assert fewer["columns"][0]["mean"] == pytest.approx(
@@ -246,9 +250,9 @@ def test_parts_do_not_mix(client: Client) -> None:
 def test_a_loaded_model_is_known_by_its_weights(run: Path) -> None:
     model = vt.load("world")
     with served({"mine": run}, models={"my world": model}) as client:
-        found = client.fine("/mine")["parts"][0]
-        assert found["loaded"] == "my world"
-        assert {each["label"] for each in found["classes"]} <= {model.label(n) for n in range(model.num_classes)}
+        answer = client.fine("/mine")["parts"][0]
+        assert answer["loaded"] == "my world"
+        assert {entry["label"] for entry in answer["classes"]} <= {model.label(n) for n in range(model.num_classes)}
     with served({"mine": run}, models={"other": vt.load("world-shortcut")}) as client:
         assert client.fine("/mine")["parts"][0]["loaded"] is None
 
@@ -260,18 +264,18 @@ def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     store = planned(tmp_path / "run")
     units = [unit for plan in store.plans() for unit in plan.units]
     with served({"run": store.path}) as client:
-        found = client.fine("/run")
-        assert "Unfinished: 294 of 294 cells (100 %)" in found["state"]
-        assert [part["cells"] for part in found["parts"]] == [[], []]
+        answer = client.fine("/run")
+        assert "Unfinished: 294 of 294 cells (100 %)" in answer["state"]
+        assert [part["cells"] for part in answer["parts"]] == [[], []]
         first = next(unit for unit in units if unit.is_scoring and len(unit.metrics) == len(METRICS))
         done(store, first)
-        found = client.fine("/run")
+        answer = client.fine("/run")
         left = 294 - len(first.images) * len(first.methods) * len(first.metrics)
-        assert f"Unfinished: {left} of 294" in found["state"]
-        assert found["parts"][0]["images"] == len(first.images)
-        (shown, *_) = client.fine("/run/cell", method="generic", metric="gini")["images"]
-        assert shown["map"] is None  # judged maps may lie in a unit that is lost
-        assert shown["predicted"] is None
+        assert f"Unfinished: {left} of 294" in answer["state"]
+        assert answer["parts"][0]["images"] == len(first.images)
+        (visible, *_) = client.fine("/run/cell", method="generic", metric="gini")["images"]
+        assert visible["map"] is None  # judged maps may lie in a unit that is lost
+        assert visible["predicted"] is None
         for unit in units:
             if unit is not first:
                 done(store, unit)
@@ -280,8 +284,8 @@ def test_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_stay_as_they_are(client: Client) -> None:
-    found = client.fine("/mine/cell", method="<i>mine</i>", metric="gini")
-    assert found["total"] == 12
+    answer = client.fine("/mine/cell", method="<i>mine</i>", metric="gini")
+    assert answer["total"] == 12
     assert client.fine("/mine")["parts"][0]["methods"][0]["spec"] == METHODS["<i>mine</i>"]
 
 
@@ -299,6 +303,8 @@ def test_what_is_left_out_and_what_it_took(tmp_path: Path) -> None:
         part, other = client.fine("/run")["parts"]
     assert part["left_out"] == [{"name": names[lost], "why": "cut short"}, {"name": names[doubted], "why": "only 0.02"}]
     assert (part["left_out_count"], other["left_out_count"]) == (2, 0)
-    seconds = {each["name"]: each["seconds"] for each in part["methods"]}
+    seconds = {entry["name"]: entry["seconds"] for entry in part["methods"]}
     assert seconds == {name: (1.5 + place) / 4 for place, name in enumerate(first.methods)}
-    assert {each["name"]: each["passes"] for each in part["methods"]}["generic"] == sum(vt.get_method("generic").cost)
+    assert {entry["name"]: entry["passes"] for entry in part["methods"]}["generic"] == sum(
+        vt.get_method("generic").cost
+    )

@@ -23,7 +23,7 @@ from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Pro
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import pack_unit
-from web_runs import Client, arrays, done, protocol, served, whole
+from web_runs import Client, arrays, done, finished_run, protocol, served
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -48,7 +48,7 @@ sys.addaudithook(heard)
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole(tmp_path_factory.mktemp("abuse") / "run")
+    return finished_run(tmp_path_factory.mktemp("abuse") / "run")
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def client(original: Path) -> Iterator[Client]:
-    with served({"run": original}) as found:
-        yield found
+    with served({"run": original}) as answer:
+        yield answer
 
 
 def one_line(status: int, found: Any, expected: int) -> str:
@@ -153,10 +153,10 @@ def listened(run: Path, secret: Path, **more: Any) -> Any:
         with served({"run": run}, **more) as client:
             answers = [client.get("/run")]
             for part in (0, 1):
-                status, found = client.get("/run/cell", part=part, **CELL)
-                answers.append((status, found))
-                for each in found.get("images", ())[:2]:
-                    picture = each["picture"]
+                status, answer = client.get("/run/cell", part=part, **CELL)
+                answers.append((status, answer))
+                for value in answer.get("images", ())[:2]:
+                    picture = value["picture"]
                     answers.append(client.get("/run/image", part=part, picture=picture))
                     for what in ("picture", "photo"):
                         client.raw(f"/api/runs/run/{what}?part={part}&picture={picture}")
@@ -164,7 +164,7 @@ def listened(run: Path, secret: Path, **more: Any) -> Any:
         HEARS.clear()
     assert OPENED
     outside = os.path.realpath(secret)
-    assert [each for each in OPENED if each == outside or each.startswith(outside + os.sep)] == []
+    assert [entry for entry in OPENED if entry == outside or entry.startswith(outside + os.sep)] == []
     return answers[0]
 
 
@@ -175,19 +175,19 @@ def test_units_are_not_read_elsewhere(run: Path, secret: Path) -> None:
     shutil.copy(run / "units" / f"{name}.npz", secret / "x.npz")
     (run / "units" / f"{name}.npz").unlink()
     (run / "units" / f"{name}.npz").symlink_to(secret / "x.npz")
-    status, found = listened(run, secret)
+    status, answer = listened(run, secret)
     assert status == 200
-    assert f"units/{name}.npz" in found["notes"][0]
-    assert "Unfinished" in found["state"]
-    for each in plan["units"]:
-        each["id"] = f"../../secret/{each['id']}" if each["id"] == name else each["id"]
+    assert f"units/{name}.npz" in answer["notes"][0]
+    assert "Unfinished" in answer["state"]
+    for entry in plan["units"]:
+        entry["id"] = f"../../secret/{entry['id']}" if entry["id"] == name else entry["id"]
     file.write_text(json.dumps(plan))
     assert "nothing was planned" in one_line(*listened(run, secret), 409)
     shutil.move(run / "units", secret / "units")
     (run / "units").symlink_to(secret / "units")
     file.write_text(json.dumps(plan_of(run)[1]).replace(f"../../secret/{name}", name))
-    status, found = listened(run, secret)
-    assert "Unfinished: 294 of 294" in found["state"]
+    status, answer = listened(run, secret)
+    assert "Unfinished: 294 of 294" in answer["state"]
 
 
 @pytest.mark.parametrize("what", ["run.json", "plans"])
@@ -219,9 +219,9 @@ def test_what_a_run_says_about_pictures_is_not_followed(run: Path, secret: Path,
     file, manifest = wanted_of(run)
     hostile(secret)[way](manifest["wanted"])
     file.write_text(json.dumps(manifest))
-    status, found = listened(run, secret)
+    status, answer = listened(run, secret)
     assert status == 200
-    assert found["parts"][0]["pictures"] == (way in ("list", "option", "world"))  # those of the world are rendered
+    assert answer["parts"][0]["pictures"] == (way in ("list", "option", "world"))  # those of the world are rendered
 
 
 def test_a_split_cannot_climb(run: Path, secret: Path, tmp_path: Path) -> None:
@@ -230,22 +230,22 @@ def test_a_split_cannot_climb(run: Path, secret: Path, tmp_path: Path) -> None:
     file, manifest = wanted_of(run)
     hostile(secret)["climbing"](manifest["wanted"])
     file.write_text(json.dumps(manifest))
-    _, found = listened(run, secret, data=str(tmp_path / "data"))
-    assert "no split" in found["parts"][0]["why"]
+    _, answer = listened(run, secret, data=str(tmp_path / "data"))
+    assert "no split" in answer["parts"][0]["why"]
 
 
 def test_damaged_units_are_left_out(run: Path) -> None:
     units = sorted((run / "units").glob("*.npz"))
-    whole_size = units[0].stat().st_size
-    units[0].write_bytes(units[0].read_bytes()[: whole_size // 2])
+    full_size = units[0].stat().st_size
+    units[0].write_bytes(units[0].read_bytes()[: full_size // 2])
     units[1].write_bytes(b"")
     with served({"run": run}) as client:
-        found = client.fine("/run")
-        assert units[0].name in found["notes"][0]
-        assert units[1].name in found["notes"][0]
-        assert len(found["parts"]) == 2
+        answer = client.fine("/run")
+        assert units[0].name in answer["notes"][0]
+        assert units[1].name in answer["notes"][0]
+        assert len(answer["parts"]) == 2
         for part in (0, 1):
-            client.fine("/run/cell", part=part, **CELL) if found["parts"][part]["methods"] else None
+            client.fine("/run/cell", part=part, **CELL) if answer["parts"][part]["methods"] else None
 
 
 def judging(run: Path) -> Any:
@@ -309,9 +309,9 @@ def test_a_plan_that_is_none(run: Path, words: bytes) -> None:
     """A second plan is broken: the first one is shown, and the second is named."""
     (run / "plans" / "0002.json").write_bytes(words)
     with served({"run": run}) as client:
-        found = client.fine("/run")
-        assert "plans/0002.json" in found["notes"][0]
-        assert found["state"] == ""
+        answer = client.fine("/run")
+        assert "plans/0002.json" in answer["notes"][0]
+        assert answer["state"] == ""
     (run / "plans" / "0001.json").write_bytes(words)
     with served({"run": run}) as client:
         one_line(*client.get("/run"), 409)
@@ -337,11 +337,11 @@ def test_sizes_are_not_believed(run: Path) -> None:
 def test_many_at_once(client: Client) -> None:
     """Fifty requests of all kinds, side by side: every one is answered, and alike."""
     picture = client.fine("/run/scores", **CELL)["pictures"][0]
-    asks = [("/run", {}), ("/run/cell", CELL), ("/run/scores", CELL), ("/run/image", {"picture": picture})]
-    expected = [client.fine(path, **query) for path, query in asks]
+    requests = [("/run", {}), ("/run/cell", CELL), ("/run/scores", CELL), ("/run/image", {"picture": picture})]
+    expected = [client.fine(path, **query) for path, query in requests]
     with ThreadPoolExecutor(50) as pool:
-        found = list(pool.map(lambda n: client.fine(asks[n % 4][0], **asks[n % 4][1]), range(50)))
-    assert all(each == expected[n % 4] for n, each in enumerate(found))
+        answer = list(pool.map(lambda n: client.fine(requests[n % 4][0], **requests[n % 4][1]), range(50)))
+    assert all(entry == expected[n % 4] for n, entry in enumerate(answer))
 
 
 def photographs(tmp_path: Path) -> tuple[Path, Path]:
@@ -350,7 +350,7 @@ def photographs(tmp_path: Path) -> tuple[Path, Path]:
     folder.mkdir()
     for place in range(4):
         Image.new("RGB", (160, 140), (40 * place, 90, 200)).save(folder / f"photo {place}.png")
-    known: Protocol = replace(
+    replacement: Protocol = replace(
         protocol(),
         models=(ModelSpec("world", "world"),),
         data=DataSpec("folder", path=str(folder)),
@@ -358,7 +358,7 @@ def photographs(tmp_path: Path) -> tuple[Path, Path]:
         evaluation=EvaluationSpec(("gini",)),
         published=(),
     )
-    BenchmarkRun(known, tmp_path / "run", Options(device="cpu")).prepare()
+    BenchmarkRun(replacement, tmp_path / "run", Options(device="cpu")).prepare()
     store = Store(tmp_path / "run")
     for unit in store.plans()[0].units:
         done(store, unit)
@@ -376,12 +376,12 @@ def test_photographs_are_shown_where_their_place_was_named(tmp_path: Path) -> No
     moved = folder.rename(tmp_path / "moved")
     with served({"run": run}, data=str(moved)) as client:
         assert client.fine("/run")["parts"][0]["pictures"]
-        found = client.fine("/run/scores", **CELL)
-        for picture, name in zip(found["pictures"], found["names"], strict=True):
+        answer = client.fine("/run/scores", **CELL)
+        for picture, name in zip(answer["pictures"], answer["names"], strict=True):
             assert client.raw(f"/api/runs/run/photo?picture={picture}")[1] == (moved / name).read_bytes()
             status, _, kind = client.raw(f"/api/runs/run/picture?picture={picture}")
             assert (status, kind) == (200, "image/png")
-        Image.new("RGB", (160, 140), (1, 1, 1)).save(moved / found["names"][1])
+        Image.new("RGB", (160, 140), (1, 1, 1)).save(moved / answer["names"][1])
     with served({"run": run}, data=str(moved)) as client:
-        assert "has changed" in one_line(*client.get("/run/picture", picture=found["pictures"][1]), 404)
-        assert client.raw(f"/api/runs/run/picture?picture={found['pictures'][0]}")[0] == 200
+        assert "has changed" in one_line(*client.get("/run/picture", picture=answer["pictures"][1]), 404)
+        assert client.raw(f"/api/runs/run/picture?picture={answer['pictures'][0]}")[0] == 200

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vitreous as vt
-from web_runs import ALL, METRICS, confidence, right, score, whole
+from web_runs import ALL, METRICS, confidence, finished_run, right, score
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -22,7 +22,7 @@ PATIENCE = 120_000  # milliseconds
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from vitreous.web.serve import Server, listen
 
-    run = whole(tmp_path_factory.mktemp("explorer") / "run")
+    run = finished_run(tmp_path_factory.mktemp("explorer") / "run")
     server = Server(listen("127.0.0.1", 0), "127.0.0.1", {"world": vt.load("world")}, {"mine": run})
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -36,12 +36,14 @@ class Visit:
     """A tab that writes down every complaint and every request."""
 
     def __init__(self, browser: Any, address: str, hash: str, **look: Any) -> None:
-        self.address, self.told, self.asked = address, [], []  # type: ignore[var-annotated]
+        self.address, self.complaints, self.requests = address, [], []  # type: ignore[var-annotated]
         self.tab = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **look}).new_page()
         self.tab.set_default_timeout(PATIENCE)
-        self.tab.on("console", lambda said: self.told.append(said.text) if said.type in ("error", "warning") else None)
-        self.tab.on("pageerror", lambda error: self.told.append(str(error)))
-        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.on(
+            "console", lambda text: self.complaints.append(text.text) if text.type in ("error", "warning") else None
+        )
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda request: self.requests.append(request.url))
         self.tab.goto(address + hash)
         self.tab.wait_for_selector(".runpage h1")
 
@@ -65,9 +67,9 @@ class Visit:
 
     def end(self) -> None:
         """Nothing complained, and nobody else was asked."""
-        assert self.told == []
-        kept = (self.address, "data:", "blob:")
-        assert [url for url in self.asked if not url.startswith(kept)] == []
+        assert self.complaints == []
+        address = (self.address, "data:", "blob:")
+        assert [url for url in self.requests if not url.startswith(address)] == []
         self.tab.context.close()
 
 
@@ -88,20 +90,20 @@ def test_tables_sort_and_lead_to_pictures(browser: Any, address: str) -> None:
     assert visit.tab.locator(".runtable thead th").nth(2).get_attribute("aria-sort") == "ascending"
     assert "sort=gini&way=ascending" in visit.hash
     visit.tab.locator(".runtable tbody tr", has_text="generic").locator(".score").nth(1).click()
-    found = visit.scores()
-    assert found == sorted(found)
-    assert len(found) == 12
+    answer = visit.scores()
+    assert answer == sorted(answer)
+    assert len(answer) == 12
     visit.tab.get_by_role("button", name="best first").click()
     visit.tab.wait_for_function("() => document.querySelector('.seg[data-value=best]').ariaPressed === 'true'")
     visit.tab.wait_for_function(
-        "was => document.querySelector('.shots .number').textContent !== was", arg=str(found[0])
+        "was => document.querySelector('.shots .number').textContent !== was", arg=str(answer[0])
     )
-    assert visit.scores() == found[::-1]
+    assert visit.scores() == answer[::-1]
     visit.tab.locator(".shots a").first.click()
     visit.tab.wait_for_selector(".runpicture .shots")
     assert len(visit.names()) == len(ALL)
-    drawn = "() => document.querySelectorAll('.runpicture canvas[data-state=drawn]').length >= 8"
-    visit.tab.wait_for_function(drawn)
+    text = "() => document.querySelectorAll('.runpicture canvas[data-state=drawn]').length >= 8"
+    visit.tab.wait_for_function(text)
     visit.tab.keyboard.press("ArrowRight")
     visit.tab.wait_for_selector("text=2 of 12")
     visit.tab.keyboard.press("Escape")
@@ -119,17 +121,17 @@ def test_filters_and_their_address(browser: Any, address: str) -> None:
     )
     assert len(every) == 12
     visit.tab.get_by_label("the model was").select_option("no")
-    wrong = [each for each in every if not right(each)]
+    wrong = [entry for entry in every if not right(entry)]
     visit.tab.wait_for_selector(f"text={len(wrong)} of 12 pictures")
     visit.tab.get_by_label("confidence from percent").fill("60")
-    sure = [each for each in wrong if confidence(each) >= 0.6]
+    sure = [entry for entry in wrong if confidence(entry) >= 0.6]
     visit.tab.wait_for_selector(f"text={len(sure)} of 12 pictures")
     assert "correct=no" in visit.hash
     assert "low=0.6" in visit.hash
-    shown = visit.scores()
-    assert shown == sorted(round(score(each, "generic", "gini"), 3) for each in sure)
+    visible = visit.scores()
+    assert visible == sorted(round(score(entry, "generic", "gini"), 3) for entry in sure)
     again = Visit(browser, address, visit.hash)
-    assert again.scores() == shown
+    assert again.scores() == visible
     assert again.tab.get_by_label("the model was").input_value() == "no"
     again.tab.get_by_label("name", exact=True).fill("nothing like it")
     again.tab.wait_for_selector("text=No picture passes these filters")
@@ -151,8 +153,8 @@ def test_scatter_names_its_points_and_opens_them(browser: Any, address: str) -> 
     visit.tab.locator(".choose select").nth(2).select_option("tis")
     there = visit.tab.locator(".scatter .point")
     visit.tab.wait_for_selector("text=tis is better than generic")
-    found = [image for image in pictures(visit) if not math.isnan(score(image, "tis", METRICS[0]))]
-    assert there.count() == len(found)
+    answer = [image for image in pictures(visit) if not math.isnan(score(image, "tis", METRICS[0]))]
+    assert there.count() == len(answer)
     assert "of=pictures&y=tis" in visit.hash
     visit.tab.locator(".scatter a").first.hover()
     name = visit.tab.locator(".tip b").inner_text()
@@ -164,8 +166,8 @@ def test_scatter_names_its_points_and_opens_them(browser: Any, address: str) -> 
 
 def pictures(visit: Visit) -> list[str]:
     query = "method=generic&metric=gini"
-    found = visit.tab.evaluate(f"() => fetch('/api/runs/mine/scores?{query}').then(each => each.json())")
-    return list(found["pictures"])
+    answer = visit.tab.evaluate(f"() => fetch('/api/runs/mine/scores?{query}').then(each => each.json())")
+    return list(answer["pictures"])
 
 
 def test_a_picture_can_be_asked_about(browser: Any, address: str) -> None:
@@ -187,11 +189,11 @@ def test_a_picture_can_be_asked_about(browser: Any, address: str) -> None:
 def test_it_fits_everywhere(browser: Any, address: str, width: int, scheme: str, model: str) -> None:
     visit = Visit(browser, address, "#/run/mine", viewport={"width": width, "height": 844}, color_scheme=scheme)
     visit.tab.wait_for_selector(".runtable")
-    some = pictures(visit)[0] if model == "picture" else ""
-    visit.tab.evaluate(f"() => {{ location.hash = '#/run/mine?view={model}&picture={some}' }}")
+    picture = pictures(visit)[0] if model == "picture" else ""
+    visit.tab.evaluate(f"() => {{ location.hash = '#/run/mine?view={model}&picture={picture}' }}")
     ready = {"table": ".runtable tbody", "cell": ".shots figcaption", "picture": ".told"}.get(model, ".scatter .point")
     visit.tab.wait_for_selector(ready)
-    wide, smallest, ink, unnamed = visit.tab.evaluate(
+    result, smallest, ink, unnamed = visit.tab.evaluate(
         """() => [document.documentElement.scrollWidth,
                   Math.min(...[...document.querySelectorAll('.runpage :is(p, td, th, dd, a, label, small, button)')]
                       .map(each => parseFloat(getComputedStyle(each).fontSize))),
@@ -199,7 +201,7 @@ def test_it_fits_everywhere(browser: Any, address: str, width: int, scheme: str,
                   [...document.querySelectorAll('.runpage :is(select, input, canvas, button, a)')].filter(each =>
                       !(each.labels?.length || each.getAttribute('aria-label') || each.textContent.trim())).length]"""
     )
-    assert wide <= width
+    assert result <= width
     assert smallest >= 12
     assert unnamed == 0
     assert (sum(int(word) for word in ink[4:-1].split(",")) > 400) == (scheme == "dark")
@@ -211,5 +213,5 @@ def test_what_is_not_there_is_said(browser: Any, address: str) -> None:
     visit.tab.wait_for_selector("text=There is no run 'nobody'")
     visit.tab.goto(address + "#/run/mine?view=picture&picture=gone&part=77&low=hot&page=x&order=up")
     visit.tab.wait_for_selector("text=No picture 'gone'")
-    complaints = [each for each in visit.told if "404" not in each]  # a browser tells of every refusal
+    complaints = [entry for entry in visit.complaints if "404" not in entry]  # a browser tells of every refusal
     assert complaints == []

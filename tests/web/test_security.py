@@ -21,8 +21,8 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Client]:
-    with served(host="0.0.0.0") as found:
-        yield found
+    with served(host="0.0.0.0") as answer:
+        yield answer
 
 
 # -- who may ask -----------------------------------------------------------------------------------------
@@ -61,8 +61,8 @@ def test_this_machine_has_several_names(client: Client, host: str) -> None:
 
 def test_two_hosts_or_none_are_refused(client: Client) -> None:
     for hosts in (b"", b"Host: localhost\r\nHost: evil.example\r\n"):
-        said = client.raw(b"GET /api/start HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
-        assert said.split(b" ")[1] == b"400"
+        entry = client.raw(b"GET /api/start HTTP/1.1\r\n" + hosts + b"Connection: close\r\n\r\n")
+        assert entry.split(b" ")[1] == b"400"
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_pages_of_other_sites_cannot_even_embed_a_picture(client: Client, point:
 
 
 def test_no_header_of_another_origin_is_ever_sent(client: Client) -> None:
-    for found in (client.get("/api/start"), client.ask("OPTIONS", "/api/ask"), client.get("/nothing")):
-        assert not [name for name in found.headers if name.startswith("access-control")]
+    for answer in (client.get("/api/start"), client.ask("OPTIONS", "/api/ask"), client.get("/nothing")):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_json_that_a_form_could_send_is_refused(client: Client) -> None:
@@ -146,16 +146,16 @@ def test_every_answer_has_the_same_guards(client: Client) -> None:
         client.post("/api/ask", {"tasks": [{**SCENE, "kind": "explain", "method": "ixg"}]}),
         client.post("/api/download", {"format": "npy", "questions": [{**SCENE, "method": "ixg"}]}),
     ]
-    for found in answers:
-        policy = found.headers["content-security-policy"]
+    for result in answers:
+        policy = result.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
         assert "http" not in policy
-        assert found.headers["x-content-type-options"] == "nosniff"
-        assert found.headers["referrer-policy"] == "no-referrer"
-        assert found.headers["cross-origin-resource-policy"] == "same-origin"
-        assert "server" not in found.headers
+        assert result.headers["x-content-type-options"] == "nosniff"
+        assert result.headers["referrer-policy"] == "no-referrer"
+        assert result.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "server" not in result.headers
     assert {answer.headers["cache-control"] for answer in answers[2:]} == {"no-store"}
 
 
@@ -207,8 +207,8 @@ def test_only_pictures_are_pictures(client: Client, name: str) -> None:
 @pytest.mark.parametrize("model", ["", "timm/vit_base_patch16_224", "/etc/passwd", "../world", "world\x00", "WORLD"])
 def test_only_models_of_the_start_are_models(client: Client, model: str) -> None:
     assert refused(client, "POST", "/api/predict", {**SCENE, "model": model}) == 404
-    (found,) = client.tasks({**SCENE, "model": model, "kind": "explain", "method": "ixg"})
-    assert found["event"] == "error"
+    (answer,) = client.tasks({**SCENE, "model": model, "kind": "explain", "method": "ixg"})
+    assert answer["event"] == "error"
 
 
 def test_spellings_read_no_files(client: Client, tmp_path: Path) -> None:
@@ -220,9 +220,9 @@ def test_spellings_read_no_files(client: Client, tmp_path: Path) -> None:
         'iba_star(stats="/dev/zero")',
         f'gradient_shap(background="{tmp_path}")',
     ):
-        (found,) = client.tasks({**SCENE, "kind": "explain", "method": text})
-        assert found["event"] == "error"
-        assert "reads no files" in found["message"]
+        (answer,) = client.tasks({**SCENE, "kind": "explain", "method": text})
+        assert answer["event"] == "error"
+        assert "reads no files" in answer["message"]
         assert not client.fine("/api/method", {"model": "world", "spec": text})["ok"]
 
 
@@ -247,7 +247,7 @@ def test_nothing_is_written_and_nobody_else_is_asked(
     client.task("explain", method="generic", seed=99)
     client.post("/api/download", {"format": "html", "questions": [{**SCENE, "method": "generic"}]})
     assert list(tmp_path.iterdir()) == []
-    assert [each for each in written if each != os.devnull] == []
+    assert [entry for entry in written if entry != os.devnull] == []
     assert set(asked) == {"127.0.0.1"}
     (tmp_path / "file").write_text("")
     watching = False

@@ -16,7 +16,7 @@ from PIL import Image, ImageFilter
 import vitreous as vt
 from vitreous import viz as show
 from vitreous.world import World, pair, render
-from web_server import PAIR, SCENE, Client, chances, decoded, gone, opened, refused, served, world
+from web_server import PAIR, SCENE, Client, class_probabilities, decoded, gone, opened, refused, served, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -24,8 +24,8 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served("world", "world-shortcut") as found:
-        yield found
+    with served("world", "world-shortcut") as answer:
+        yield answer
 
 
 def scene(place: int = 3) -> Image.Image:
@@ -41,31 +41,31 @@ def two(place: int = 5) -> Image.Image:
 
 
 def test_the_start_says_what_there_is(client: Client) -> None:
-    found = client.fine("/api/start")
+    answer = client.fine("/api/start")
     model = world()
-    assert found["version"] == vt.__version__
-    first, second = found["models"]
+    assert answer["version"] == vt.__version__
+    first, second = answer["models"]
     assert (first["name"], second["name"]) == ("world", "world-shortcut")
     assert (first["grid"], first["size"], first["classes"]) == ([16, 16], [128, 128], 48)
     assert (first["depth"], first["heads"], first["patches"]) == (model.depth, model.num_heads, 256)
-    assert {each["name"] for each in found["methods"]} == {info.name for info in vt.list_methods()}
-    refused = [each["name"] for each in found["methods"] if "refused" in each]
+    assert {entry["name"] for entry in answer["methods"]} == {info.name for info in vt.list_methods()}
+    refused = [entry["name"] for entry in answer["methods"] if "refused" in entry]
     assert refused == ["guided_backprop", "guided_gradcam", "deeplift"]
-    assert found["efforts"][1] == {
+    assert answer["efforts"][1] == {
         "name": "careful",
         "spec": {name: vt.recommended_method("careful", world(name)) for name in ("world", "world-shortcut")},
     }
-    assert found["colours"] == {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
-    assert found["runs"] == []
+    assert answer["colours"] == {"signed": show.DIVERGING.tolist(), "unsigned": show.SEQUENTIAL.tolist()}
+    assert answer["runs"] == []
     other = client.fine("/api/methods?model=world-shortcut")
-    assert [each["name"] for each in other] == [each["name"] for each in found["methods"]]
+    assert [entry["name"] for entry in other] == [entry["name"] for entry in answer["methods"]]
 
 
 def test_a_run_is_there_by_a_name_and_nothing_beside_it(tmp_path: Path) -> None:
     from vitreous.web.serve import named_runs
-    from web_runs import whole
+    from web_runs import finished_run
 
-    run = whole(tmp_path / "my run")
+    run = finished_run(tmp_path / "my run")
     (tmp_path / "other").mkdir()
     shutil.copytree(run, tmp_path / "other" / "my run")
     (tmp_path / "secret.json").write_text("{}")
@@ -80,34 +80,34 @@ def test_a_run_is_there_by_a_name_and_nothing_beside_it(tmp_path: Path) -> None:
 
 
 def test_every_scene_of_the_start_can_be_seen_and_asked_about(client: Client) -> None:
-    found = client.fine("/api/start")["scenes"]
-    assert len(found) >= 12
-    for each in found:
-        assert client.get(f"/api/pictures/{each['picture']}?model=world").status == 200
-    said = [client.fine("/api/predict", {"model": "world", "picture": each["picture"]}) for each in found[:4]]
-    assert all(each["truth"] is not None for each in said)
+    answer = client.fine("/api/start")["scenes"]
+    assert len(answer) >= 12
+    for item in answer:
+        assert client.get(f"/api/pictures/{item['picture']}?model=world").status == 200
+    fines = [client.fine("/api/predict", {"model": "world", "picture": entry["picture"]}) for entry in answer[:4]]
+    assert all(entry["truth"] is not None for entry in fines)
 
 
 def test_costs_are_those_of_the_model(client: Client) -> None:
-    told = {each["name"]: each for each in client.fine("/api/start")["methods"]}
-    assert (told["scorecam"]["forwards"], told["scorecam"]["backwards"]) == (1 + world().embed_dim, 0)
-    assert (told["generic"]["forwards"], told["generic"]["backwards"]) == (1, 1)
-    assert told["smooth"]["combinator"]
-    assert told["smooth"]["forwards"] is None
-    assert not told["rollout"]["class_specific"]
+    message = {entry["name"]: entry for entry in client.fine("/api/start")["methods"]}
+    assert (message["scorecam"]["forwards"], message["scorecam"]["backwards"]) == (1 + world().embed_dim, 0)
+    assert (message["generic"]["forwards"], message["generic"]["backwards"]) == (1, 1)
+    assert message["smooth"]["combinator"]
+    assert message["smooth"]["forwards"] is None
+    assert not message["rollout"]["class_specific"]
 
 
 @pytest.mark.parametrize("words", ["", "pip", "PIP", "38", "zz nothing"])
 def test_classes_by_words(client: Client, words: str) -> None:
     from urllib.parse import quote
 
-    found = client.fine(f"/api/classes?model=world&q={quote(words)}")
+    answer = client.fine(f"/api/classes?model=world&q={quote(words)}")
     labels = [world().label(index) for index in range(48)]
     fit = {i for i, label in enumerate(labels) if words.lower() in label or words == str(i)}
-    assert {each["index"] for each in found} == fit
-    assert all(each["label"] == labels[each["index"]] for each in found)
+    assert {entry["index"] for entry in answer} == fit
+    assert all(entry["label"] == labels[entry["index"]] for entry in answer)
     if words == "38":
-        assert found[0]["index"] == 38
+        assert answer[0]["index"] == 38
 
 
 # -- pictures and what the model says --------------------------------------------------------------------
@@ -120,13 +120,13 @@ def test_a_scene_is_the_same_picture_as_the_worlds(client: Client) -> None:
 
 
 def test_prediction(client: Client) -> None:
-    expected = chances(world(), scene())
-    found = client.fine("/api/predict", SCENE)
-    assert [each["index"] for each in found["top"]] == expected.argsort(descending=True)[:10].tolist()
-    assert [each["probability"] for each in found["top"]] == pytest.approx(
+    expected = class_probabilities(world(), scene())
+    answer = client.fine("/api/predict", SCENE)
+    assert [entry["index"] for entry in answer["top"]] == expected.argsort(descending=True)[:10].tolist()
+    assert [entry["probability"] for entry in answer["top"]] == pytest.approx(
         expected.sort(descending=True)[0][:10].tolist(), abs=1e-5
     )
-    assert found["truth"] == {"index": int(expected.argmax()), "label": world().label(int(expected.argmax()))}
+    assert answer["truth"] == {"index": int(expected.argmax()), "label": world().label(int(expected.argmax()))}
 
 
 def test_an_upload_is_what_the_library_reads_in_that_file(client: Client, tmp_path: Any) -> None:
@@ -135,33 +135,33 @@ def test_an_upload_is_what_the_library_reads_in_that_file(client: Client, tmp_pa
     photo = Image.fromarray(pixels)
     exif = Image.Exif()
     exif[0x0112] = 6
-    for name, picture, how in (
+    for name, picture, options in (
         ("turned.jpg", photo, {"format": "JPEG", "exif": exif}),
         ("odd.png", photo.convert("P"), {"format": "PNG"}),
         ("grey.tiff", photo.convert("I;16"), {"format": "TIFF"}),
     ):
         file = tmp_path / name
-        picture.save(file, **how)
-        found = client.post(f"/api/pictures?name={name}", file.read_bytes()).json
+        picture.save(file, **options)
+        answer = client.post(f"/api/pictures?name={name}", file.read_bytes()).json
         expected = vt.explain(world(), file, "ixg")
-        question = {"model": "world", "picture": found["picture"], "method": "ixg"}
-        seen = client.get(f"/api/pictures/{found['picture']}?model=world").data
-        assert found["name"] == name
-        assert (found["width"], found["height"]) == ((90, 150) if name == "turned.jpg" else (150, 90))
+        question = {"model": "world", "picture": answer["picture"], "method": "ixg"}
+        seen = client.get(f"/api/pictures/{answer['picture']}?model=world").data
+        assert answer["name"] == name
+        assert (answer["width"], answer["height"]) == ((90, 150) if name == "turned.jpg" else (150, 90))
         assert np.array_equal(Image.open(io.BytesIO(seen)), expected.image)
-        (made,) = client.tasks({**question, "kind": "explain"})
-        assert np.allclose(decoded(made["map"]), expected.map, atol=1e-6)
+        (result,) = client.tasks({**question, "kind": "explain"})
+        assert np.allclose(decoded(result["map"]), expected.map, atol=1e-6)
 
 
 @pytest.mark.parametrize("fill", ["blur", "mean", "black"])
 def test_the_picture_without_patches_is_what_the_model_was_asked_about(client: Client, fill: str) -> None:
     model, target = world(), 7
     removed = (0, 17, 100, 119, 120, 121, 255)
-    found = client.fine("/api/try", {**SCENE, "removed": gone(*removed), "fill": fill, "target": target})
-    picture = opened(found["picture"])
-    told = chances(model, picture)
-    assert found["probability"] == pytest.approx(float(told[target]), abs=1e-5)
-    assert found["top"][0]["index"] == int(told.argmax())
+    answer = client.fine("/api/try", {**SCENE, "removed": gone(*removed), "fill": fill, "target": target})
+    picture = opened(answer["picture"])
+    message = class_probabilities(model, picture)
+    assert answer["probability"] == pytest.approx(float(message[target]), abs=1e-5)
+    assert answer["top"][0]["index"] == int(message.argmax())
     before = np.asarray(scene(), np.float64)
     filled = {
         "blur": np.asarray(scene().filter(ImageFilter.GaussianBlur(128 / 14)), np.float64),
@@ -175,9 +175,9 @@ def test_the_picture_without_patches_is_what_the_model_was_asked_about(client: C
 
 
 def test_without_a_target_the_prediction_is_meant(client: Client) -> None:
-    found = client.fine("/api/try", {**SCENE, "removed": gone()})
-    assert np.array_equal(opened(found["picture"]), scene())
-    assert found["probability"] == pytest.approx(float(chances(world(), scene()).max()), abs=1e-5)
+    answer = client.fine("/api/try", {**SCENE, "removed": gone()})
+    assert np.array_equal(opened(answer["picture"]), scene())
+    assert answer["probability"] == pytest.approx(float(class_probabilities(world(), scene()).max()), abs=1e-5)
 
 
 # -- maps ------------------------------------------------------------------------------------------------
@@ -196,16 +196,16 @@ def test_without_a_target_the_prediction_is_meant(client: Client) -> None:
     ],
 )
 def test_a_map_is_that_of_explain(client: Client, method: str, asked: dict[str, Any]) -> None:
-    found = client.task("explain", method=method, **asked)
-    how = vt.recommended_method(method, world()) if method == "quick" else method
-    e = vt.explain(world(), scene(), how, **asked)
-    assert np.allclose(decoded(found["map"]), e.map, rtol=1e-4, atol=1e-6)
-    assert found["grid"] == ("pixel" if method == "saliency" else "token")
-    assert found["probability"] == pytest.approx(e.probability, abs=1e-5)
+    answer = client.task("explain", method=method, **asked)
+    options = vt.recommended_method(method, world()) if method == "quick" else method
+    e = vt.explain(world(), scene(), options, **asked)
+    assert np.allclose(decoded(answer["map"]), e.map, rtol=1e-4, atol=1e-6)
+    assert answer["grid"] == ("pixel" if method == "saliency" else "token")
+    assert answer["probability"] == pytest.approx(e.probability, abs=1e-5)
     for name in ("label", "method", "title", "caption"):
-        assert found[name] == getattr(e, name)
-    assert (found["signed"], found["class_specific"]) == (e.scale.signed, e.class_specific)
-    assert found["identity"] == e.identity
+        assert answer[name] == getattr(e, name)
+    assert (answer["signed"], answer["class_specific"]) == (e.scale.signed, e.class_specific)
+    assert answer["identity"] == e.identity
 
 
 def test_maps_that_are_asked_for_together_are_those_of_each_alone(client: Client) -> None:
@@ -213,14 +213,14 @@ def test_maps_that_are_asked_for_together_are_those_of_each_alone(client: Client
     events = client.events(*({**PAIR, "kind": "explain", "method": name, "target": 4} for name in names))
     ended = [event for event in events if event["event"] in ("result", "error")]
     assert events[-1] == {"event": "end"}
-    assert [each["event"] for each in sorted(ended, key=lambda each: each["task"])] == [
+    assert [entry["event"] for entry in sorted(ended, key=lambda entry: entry["task"])] == [
         "result", "result", "error", "result", "result", "error", "result",
     ]  # fmt: skip
-    for each in ended:
-        if each["event"] == "result":
-            expected = vt.compare(world(), two(), [names[each["task"]]], 4)[0]
-            assert np.allclose(decoded(each["map"]), expected.map, rtol=1e-4, atol=1e-6)
-    (unknown,) = (each for each in ended if each["task"] == 2)
+    for item in ended:
+        if item["event"] == "result":
+            expected = vt.compare(world(), two(), [names[item["task"]]], 4)[0]
+            assert np.allclose(decoded(item["map"]), expected.map, rtol=1e-4, atol=1e-6)
+    (unknown,) = (entry for entry in ended if entry["task"] == 2)
     assert "nonsense" in unknown["message"]
 
 
@@ -244,40 +244,40 @@ def test_another_model_has_other_maps(client: Client) -> None:
 def test_layers_are_the_map_from_every_start_layer(client: Client) -> None:
     """Input times gradient at the tokens that enter each block, written out."""
     model = world()
-    found = client.task("layers", method="ixg", target=7)
+    answer = client.task("layers", method="ixg", target=7)
     tokens = model.embed(model.preprocess.to_tensor(scene())[None])
-    assert [each["start"] for each in found["layers"]] == list(range(model.depth))
-    for each in found["layers"]:
-        entering = model.forward_blocks(tokens, 0, each["start"]).detach().requires_grad_()
-        score = model.forward_head(model.forward_blocks(entering, each["start"]))[0, 7]
+    assert [entry["start"] for entry in answer["layers"]] == list(range(model.depth))
+    for item in answer["layers"]:
+        entering = model.forward_blocks(tokens, 0, item["start"]).detach().requires_grad_()
+        score = model.forward_head(model.forward_blocks(entering, item["start"]))[0, 7]
         (slope,) = torch.autograd.grad(score, entering)
         expected = (entering * slope).sum(dim=-1)[0, 1:].detach().reshape(16, 16)
-        assert np.allclose(decoded(each["map"]), expected, rtol=1e-3, atol=1e-5)
-    assert found["signed"]
+        assert np.allclose(decoded(item["map"]), expected, rtol=1e-3, atol=1e-5)
+    assert answer["signed"]
 
 
 def test_heads_are_rows_of_attention(client: Client) -> None:
     model, layer = world(), 5
-    found = client.task("heads", layer=layer)
+    answer = client.task("heads", layer=layer)
     block = model.module.blocks[layer]
     with torch.no_grad():
         tokens = block.norm1(model.forward_blocks(model.embed(model.preprocess.to_tensor(scene())[None]), 0, layer))
         q, k, _ = block.attn.qkv(tokens).reshape(1, 257, 3, 6, 32).permute(2, 0, 3, 1, 4)
         attention = (q @ k.transpose(-2, -1) / 32**0.5).softmax(dim=-1)[0, :, 0, 1:]
-    assert found["rows"] == "from the class token"
-    assert [each["head"] for each in found["heads"]] == list(range(6))
-    for each, expected in zip(found["heads"], attention, strict=True):
-        assert np.allclose(decoded(each["map"]), expected.reshape(16, 16), atol=1e-6)
+    assert answer["rows"] == "from the class token"
+    assert [entry["head"] for entry in answer["heads"]] == list(range(6))
+    for item, expected in zip(answer["heads"], attention, strict=True):
+        assert np.allclose(decoded(item["map"]), expected.reshape(16, 16), atol=1e-6)
 
 
 def test_owners_are_those_of_var(client: Client) -> None:
-    (found,) = client.tasks({**PAIR, "kind": "owners", "compare_classes": [33, 4, 8]})
+    (answer,) = client.tasks({**PAIR, "kind": "owners", "compare_classes": [33, 4, 8]})
     e = vt.explain(world(), two(), "var@sharp(plus(decompx))", 33, compare_classes=[33, 4, 8], output="logprob")
-    assert [each["index"] for each in found["classes"]] == [33, 4, 8]
-    assert [each["label"] for each in found["classes"]] == list(e.class_names)
-    assert np.allclose(decoded(found["distribution"]), e.extras["distribution"], atol=1e-4)
-    assert decoded(found["distribution"]).sum(axis=0) == pytest.approx(1, abs=1e-5)
-    assert decoded(found["strength"]).shape == (16, 16)
-    assert len({each["colour"] for each in found["classes"]}) == 3
-    again = vt.explain(world(), two(), found["method"], 33, output=found["output"])  # as the lines to copy have it
-    assert np.allclose(decoded(found["distribution"]), again.extras["distribution"], atol=1e-4)
+    assert [entry["index"] for entry in answer["classes"]] == [33, 4, 8]
+    assert [entry["label"] for entry in answer["classes"]] == list(e.class_names)
+    assert np.allclose(decoded(answer["distribution"]), e.extras["distribution"], atol=1e-4)
+    assert decoded(answer["distribution"]).sum(axis=0) == pytest.approx(1, abs=1e-5)
+    assert decoded(answer["strength"]).shape == (16, 16)
+    assert len({entry["colour"] for entry in answer["classes"]}) == 3
+    again = vt.explain(world(), two(), answer["method"], 33, output=answer["output"])  # as the lines to copy have it
+    assert np.allclose(decoded(answer["distribution"]), again.extras["distribution"], atol=1e-4)

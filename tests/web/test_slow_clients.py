@@ -33,16 +33,16 @@ STALLED = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with served() as found:
-        yield found
-        assert found.get("/api/start").status == 200, "it is not up any more"
+    with served() as answer:
+        yield answer
+        assert answer.get("/api/start").status == 200, "it is not up any more"
 
 
 @contextmanager
 def opened(client: Client, data: bytes) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", client.port), timeout=60) as plain:
-        plain.sendall(data)
-        yield plain
+    with socket.create_connection(("127.0.0.1", client.port), timeout=60) as connection:
+        connection.sendall(data)
+        yield connection
 
 
 def photo() -> bytes:

@@ -74,12 +74,12 @@ def test_bombs_are_refused_by_their_header(client: Client, width: int, height: i
 def broken() -> dict[str, bytes]:
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
-    whole = buffer.getvalue()
+    content = buffer.getvalue()
     return {
         "empty": b"",
         "text": b"not a picture",
-        "cut": whole[: len(whole) // 2],
-        "head": whole[:20],
+        "cut": content[: len(content) // 2],
+        "head": content[:20],
         "zeros": bytes(1000),
         "no pixels": png(100, 100),
         "svg": b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>',
@@ -88,7 +88,7 @@ def broken() -> dict[str, bytes]:
         "pdf": b"%PDF-1.4\n",
         "zip": b"PK\x03\x04" + bytes(100),
         "pickle": b"\x80\x04\x95" + bytes(50),
-        "damaged": whole[:60] + bytes(60) + whole[120:],
+        "damaged": content[:60] + bytes(60) + content[120:],
         "gif": b"GIF89a" + bytes(20),
         "tiff": b"II*\x00" + b"\xff" * 100,
     }
@@ -100,7 +100,7 @@ def test_what_is_no_picture_is_refused(client: Client, kind: str) -> None:
 
 
 def test_of_many_frames_the_first_is_taken(client: Client) -> None:
-    frames = [Image.new("RGB", (32, 32), (each, 0, 0)) for each in range(0, 250, 5)]
+    frames = [Image.new("RGB", (32, 32), (entry, 0, 0)) for entry in range(0, 250, 5)]
     for form in ("GIF", "TIFF", "WEBP"):
         picture = client.upload(frames[0], format=form, save_all=True, append_images=frames[1:])
         seen = Image.open(io.BytesIO(client.get(f"/api/pictures/{picture}?model=world").data))
@@ -111,17 +111,17 @@ def test_of_many_frames_the_first_is_taken(client: Client) -> None:
 def test_names_of_uploads_are_only_words(client: Client, name: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")
-    found = client.post(f"/api/pictures?name={quote(name, errors='replace')}", buffer.getvalue())
-    assert found.status == 200
-    assert len(found.json["name"]) <= 800
-    assert found.json["name"].isprintable()
-    question = {"model": "world", "picture": found.json["picture"], "method": "ixg"}
+    answer = client.post(f"/api/pictures?name={quote(name, errors='replace')}", buffer.getvalue())
+    assert answer.status == 200
+    assert len(answer.json["name"]) <= 800
+    assert answer.json["name"].isprintable()
+    question = {"model": "world", "picture": answer.json["picture"], "method": "ixg"}
     for form in ("png", "npy"):
-        made = client.post("/api/download", {"format": form, "questions": [question]})
-        assert made.status == 200
-        said = made.headers["content-disposition"]
-        assert said.startswith('attachment; filename="vitreous-')
-        assert not set(said) & set("/\\<>\r\n\0")
+        image = client.post("/api/download", {"format": form, "questions": [question]})
+        assert image.status == 200
+        message = image.headers["content-disposition"]
+        assert message.startswith('attachment; filename="vitreous-')
+        assert not set(message) & set("/\\<>\r\n\0")
 
 
 BODIES = [
@@ -198,8 +198,8 @@ def test_json_is_bounded(client: Client) -> None:
 )
 def test_a_task_that_means_nothing_says_so_and_the_others_go_on(client: Client, task: Any) -> None:
     asked = {**SCENE, "kind": "explain", "method": "ixg"}
-    given = {**SCENE, **task} if isinstance(task, dict) and task else task
-    first, second = client.tasks(given, asked)
+    value = {**SCENE, **task} if isinstance(task, dict) and task else task
+    first, second = client.tasks(value, asked)
     assert first["event"] == "error"
     assert first["message"]
     assert "went wrong inside" not in first["message"]
@@ -227,10 +227,10 @@ def test_patches_that_mean_nothing(client: Client, removed: Any) -> None:
     ids=range(7),
 )
 def test_what_is_no_http(client: Client, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as plain:
-        plain.sendall(data)
-        plain.shutdown(socket.SHUT_WR)
-        while plain.recv(65536):
+    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
             pass
     assert client.get("/api/start").status == 200
 
@@ -251,8 +251,8 @@ def animation(form: str) -> bytes:
     """Frames of which only the first is looked at."""
     buffer = io.BytesIO()
     frames = [Image.new("RGB", (600, 600), (shade, 0, 0)) for shade in range(120)]
-    how = {"compression": "tiff_deflate"} if form == "TIFF" else {}
-    frames[0].save(buffer, form, save_all=True, append_images=frames[1:], **how)
+    options = {"compression": "tiff_deflate"} if form == "TIFF" else {}
+    frames[0].save(buffer, form, save_all=True, append_images=frames[1:], **options)
     return buffer.getvalue()
 
 
@@ -264,11 +264,11 @@ def test_a_picture_that_takes_long_to_decode_is_refused_and_holds_nobody_up(
     monkeypatch.setattr(decoder, "DEADLINE", 1.0)
     bomb = jpeg_of_many_scans(4000, 20_000)  # a hundred seconds
     with ThreadPoolExecutor(4) as several:
-        found = [several.submit(refused, client, "POST", "/api/pictures", bomb) for _ in range(4)]
-        while not all(each.done() for each in found):
+        answer = [several.submit(refused, client, "POST", "/api/pictures", bomb) for _ in range(4)]
+        while not all(entry.done() for entry in answer):
             assert client.get("/api/start").status == 200
             assert client.post("/api/predict", SCENE).status == 200
-    assert [each.result() for each in found] == [422] * 4
+    assert [entry.result() for entry in answer] == [422] * 4
     monkeypatch.undo()
     assert client.upload(Image.new("RGB", (32, 32)))
 
@@ -286,14 +286,14 @@ def zlib_bomb() -> bytes:
 
     packer = zlib.compressobj(9)
     zeros = b"".join([packer.compress(bytes(2**20)) for _ in range(1024)] + [packer.flush()])
-    plain = png(2, 2, bytes(14))
-    return plain[:33] + chunk(b"iCCP", b"x\0\0" + zeros) + chunk(b"zTXt", b"x\0\0" + zeros) + plain[33:]
+    connection = png(2, 2, bytes(14))
+    return connection[:33] + chunk(b"iCCP", b"x\0\0" + zeros) + chunk(b"zTXt", b"x\0\0" + zeros) + connection[33:]
 
 
 @pytest.mark.parametrize("form", ["GIF", "WEBP", "TIFF", "PNG"])
 def test_a_long_animation_is_its_first_frame(client: Client, form: str) -> None:
-    found = client.post("/api/pictures", animation(form))
-    assert (found.status, found.json["width"], found.json["height"]) == (200, 600, 600)
+    answer = client.post("/api/pictures", animation(form))
+    assert (answer.status, answer.json["width"], answer.json["height"]) == (200, 600, 600)
 
 
 @pytest.mark.parametrize(("mode", "form"), [("RGB", "JPEG"), ("RGBA", "PNG"), ("F", "TIFF"), ("CMYK", "TIFF")])
@@ -302,8 +302,8 @@ def test_the_largest_ordinary_pictures_are_decoded(mode: str, form: str) -> None
     from vitreous.web.decoder import MOST_PIXELS, Decoder
 
     buffer = io.BytesIO()
-    how = {"compression": "tiff_deflate"} if form == "TIFF" else {}
-    Image.new(mode, (10_000, MOST_PIXELS // 10_000)).save(buffer, form, **how)
+    options = {"compression": "tiff_deflate"} if form == "TIFF" else {}
+    Image.new(mode, (10_000, MOST_PIXELS // 10_000)).save(buffer, form, **options)
     decoder = Decoder()
     try:
         assert decoder.decode(buffer.getvalue()).size == (10_000, MOST_PIXELS // 10_000)

@@ -13,7 +13,7 @@ from PIL import Image
 import vitreous as vt
 from vitreous.web.schemas import encode_array
 from vitreous.world import World, pair, render
-from web_server import PAIR, SCENE, Client, chances, decoded, opened, world
+from web_server import PAIR, SCENE, Client, class_probabilities, decoded, opened, world
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -27,9 +27,9 @@ def picture() -> Image.Image:
 
 @pytest.fixture(scope="module")
 def found(client: Client) -> dict[str, Any]:
-    (told,) = client.tasks({**PAIR, "kind": "why", "method": "quick"})
-    assert told["event"] == "result", told
-    return told
+    (message,) = client.tasks({**PAIR, "kind": "why", "method": "quick"})
+    assert message["event"] == "result", message
+    return message
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def test_it_is_the_page_of_why(found: dict[str, Any], expected: Any) -> None:
     page = expected.page()
     for name in ("title", "lead", "tried_text", "trust_text", "settings"):
         assert found[name] == getattr(page, name)
-    assert [(each["label"], each["probability"]) for each in found["says"]] == [
+    assert [(entry["label"], entry["probability"]) for entry in found["says"]] == [
         (label, pytest.approx(chance, abs=1e-5)) for label, chance in page.says
     ]
-    assert found["trust"] == [dataclasses.asdict(each) for each in page.trust]
-    for told, tried in zip(found["tried"], page.tried, strict=True):
-        assert (told["words"], told["percent"], told["change"]) == (tried.caption, tried.chance, tried.change)
-        assert np.array_equal(opened(told["picture"]), tried.picture)
+    assert found["trust"] == [dataclasses.asdict(entry) for entry in page.trust]
+    for message, tried in zip(found["tried"], page.tried, strict=True):
+        assert (message["words"], message["percent"], message["change"]) == (tried.caption, tried.chance, tried.change)
+        assert np.array_equal(opened(message["picture"]), tried.picture)
 
 
 def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None:
@@ -60,26 +60,26 @@ def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None
 
 
 def test_a_class_that_has_no_rival_has_no_owners(client: Client) -> None:
-    told = client.task("why", method="ixg")
-    assert told["owners"] is None
-    assert told["contrast"] is not None
+    message = client.task("why", method="ixg")
+    assert message["owners"] is None
+    assert message["contrast"] is not None
 
 
 def test_a_method_that_knows_no_class_has_no_contrast(client: Client) -> None:
-    told = client.task("why", method="rollout")
-    assert told["contrast"] is None
-    assert not told["class_specific"]
+    message = client.task("why", method="rollout")
+    assert message["contrast"] is None
+    assert not message["class_specific"]
 
 
 def test_the_check_is_that_of_the_library(client: Client) -> None:
-    told = client.task("check", method="ixg")
+    message = client.task("check", method="ixg")
     scene = next(World("test", 1, start=3).images())
     expected = vt.check(vt.explain(world(), scene, "ixg"), world())
-    assert (told["verdict"], told["sentence"]) == (expected.verdict, expected.sentence)
-    assert [(each["name"], each["verdict"]) for each in told["tests"]] == [
+    assert (message["verdict"], message["sentence"]) == (expected.verdict, expected.sentence)
+    assert [(entry["name"], entry["verdict"]) for entry in message["tests"]] == [
         (test.name, test.verdict) for test in expected.tests
     ]
-    assert all(each["word"] and each["sentence"].endswith(".") for each in told["tests"])
+    assert all(entry["word"] and entry["sentence"].endswith(".") for entry in message["tests"])
 
 
 # -- deletion and insertion ------------------------------------------------------------------------------
@@ -97,25 +97,27 @@ def without(picture: Image.Image, gone: set[int]) -> Image.Image:
 def test_every_point_of_the_curve_is_the_models_answer(client: Client, picture: Image.Image) -> None:
     (explained,) = client.tasks({**PAIR, "kind": "explain", "method": "ixg", "target": 4})
     asked = {**PAIR, "kind": "curve", "target": 4, "map": explained["map"], "fill": "black"}
-    (told,) = client.tasks(asked)
+    (message,) = client.tasks(asked)
     values = decoded(explained["map"]).flatten()
     order = sorted(range(256), key=lambda patch: (-values[patch], patch))
-    assert told["removed"] == [step / 16 for step in range(17)]
+    assert message["removed"] == [step / 16 for step in range(17)]
     for step in (0, 1, 5, 16):
         top = set(order[: 16 * step])
-        expected = [float(chances(world(), without(picture, gone))[4]) for gone in (top, set(range(256)) - top)]
-        assert (told["deletion"][step], told["insertion"][step]) == pytest.approx(expected, abs=1e-5)
+        expected = [
+            float(class_probabilities(world(), without(picture, gone))[4]) for gone in (top, set(range(256)) - top)
+        ]
+        assert (message["deletion"][step], message["insertion"][step]) == pytest.approx(expected, abs=1e-5)
     for name in ("deletion", "insertion"):
-        curve = told[name]
+        curve = message[name]
         area = sum((first + second) / 2 / 16 for first, second in pairwise(curve))
-        assert told["auc"][name] == pytest.approx(area)
-        assert told["random"][name][0] == pytest.approx(curve[0], abs=1e-6)
-        assert told["random"][name][-1] == pytest.approx(curve[-1], abs=1e-6)
-    assert len(told["strip"]) == 6
-    for each in told["strip"]:
-        shown = opened(each["picture"])
-        assert float(chances(world(), shown)[4]) == pytest.approx(each["probability"], abs=1e-5)
-        assert np.array_equal(shown, without(picture, set(order[: round(256 * each["fraction"])])))
+        assert message["auc"][name] == pytest.approx(area)
+        assert message["random"][name][0] == pytest.approx(curve[0], abs=1e-6)
+        assert message["random"][name][-1] == pytest.approx(curve[-1], abs=1e-6)
+    assert len(message["strip"]) == 6
+    for entry in message["strip"]:
+        visible = opened(entry["picture"])
+        assert float(class_probabilities(world(), visible)[4]) == pytest.approx(entry["probability"], abs=1e-5)
+        assert np.array_equal(visible, without(picture, set(order[: round(256 * entry["fraction"])])))
 
 
 def test_the_random_curves_are_means_over_orders_and_their_reverses(client: Client) -> None:
@@ -128,12 +130,14 @@ def test_the_random_curves_are_means_over_orders_and_their_reverses(client: Clie
     assert first["random"] == second["random"]
     assert first["deletion"] != second["deletion"]
     assert first["target"] == target
-    draw, step, told = np.random.default_rng(0), 5, []
+    draw, step, message = np.random.default_rng(0), 5, []
     for order in (draw.permutation(256), draw.permutation(256)):
-        for each in (order, order[::-1]):
-            told.append(float(chances(world(), without(picture, set(each[: 16 * step].tolist())))[target]))
-    assert first["random"]["deletion"][step] == pytest.approx(np.mean(told), abs=1e-5)
-    assert first["random"]["insertion"][16 - step] == pytest.approx(np.mean(told), abs=1e-5)
+        for entry in (order, order[::-1]):
+            message.append(
+                float(class_probabilities(world(), without(picture, set(entry[: 16 * step].tolist())))[target])
+            )
+    assert first["random"]["deletion"][step] == pytest.approx(np.mean(message), abs=1e-5)
+    assert first["random"]["insertion"][16 - step] == pytest.approx(np.mean(message), abs=1e-5)
 
 
 def test_a_map_of_pixels_is_summed_into_patches(client: Client) -> None:
@@ -144,9 +148,9 @@ def test_a_map_of_pixels_is_summed_into_patches(client: Client) -> None:
 
 def test_why_is_about_the_class_itself(client: Client) -> None:
     """A rival that is held against it changes no number: the probabilities on the page are those among all classes."""
-    (plain,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4})
+    (reference,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4})
     (contrast,) = client.tasks({**PAIR, "kind": "why", "method": "ixg", "target": 4, "contrast": 9})
     for name in ("title", "lead", "trust", "tried", "criterion"):
-        assert plain[name] == contrast[name]
-    assert (plain["title"].startswith("Why “")) == (plain["says"][0]["index"] == 4)
-    assert [bool(each["note"]) for each in plain["tried"]] == [False, True, True]
+        assert reference[name] == contrast[name]
+    assert (reference["title"].startswith("Why “")) == (reference["says"][0]["index"] == 4)
+    assert [bool(entry["note"]) for entry in reference["tried"]] == [False, True, True]
