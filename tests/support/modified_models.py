@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from families import images
 from vitreous.errors import VitreousError
 from zoo import EVERY
 
-__all__ = ["METHODS", "MORE", "SHARES", "Adapter", "expect_same_or_refused", "model"]
+__all__ = ["METHODS", "MORE", "SHARES", "Adapter", "expect_same_or_refused", "model", "untouched"]
 
 METHODS = ("attin", "globenc", "alti", "vtranm", "generic", "rollout", "decompx")
 MORE = (*METHODS, "bt_t", "bt_h", "inflow", "tam", "attcat", "iia", "lrp", "transatt")
@@ -28,8 +30,8 @@ class Adapter(nn.Module):
         self.base = base
         self.down = nn.Linear(base.in_features, rank, bias=False)
         self.up = nn.Linear(rank, base.out_features, bias=False)
-        for each in (self.down, self.up):
-            nn.init.normal_(each.weight, std=0.3)
+        for layer in (self.down, self.up):
+            nn.init.normal_(layer.weight, std=0.3)
         self.to(base.weight)
 
     @property
@@ -55,6 +57,23 @@ def model(family: str = "vit") -> Any:
     return vt.wrap(EVERY[family]()).module.double()
 
 
+@cache
+def untouched(family: str = "vit") -> Any:
+    """The same, for all tests that only compare with it."""
+    return model(family)
+
+
+_maps: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def map_of(plain: nn.Module, spec: str) -> Tensor:
+    """The map of a plain model, which nobody changes once it is compared with."""
+    maps = _maps.setdefault(plain, {})
+    if spec not in maps:
+        maps[spec] = vt.get_method(spec).attribute(plain, images(plain, 2), target=1)
+    return maps[spec]
+
+
 def expect_same_or_refused(
     odd: nn.Module,
     plain: nn.Module,
@@ -65,13 +84,13 @@ def expect_same_or_refused(
     """Compare all maps with those of a plain model; return the methods that are refused, none of them in ``must``."""
     x, refused = images(plain, 2), []
     with torch.no_grad():
-        one, other = (vt.wrap(each).reference_forward(x) for each in (odd, plain))
+        one, other = (vt.wrap(module).reference_forward(x) for module in (odd, plain))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # the same function
     for spec in methods:
-        expected = vt.get_method(spec).attribute(plain, x, target=1)
+        expected = map_of(plain, spec)
         refusal = ""
         try:
-            found = vt.get_method(spec).attribute(odd, x, target=1)
+            actual = vt.get_method(spec).attribute(odd, x, target=1)
         except VitreousError as error:
             refusal = str(error)
         if refusal:
@@ -79,6 +98,6 @@ def expect_same_or_refused(
             assert "\n" not in refusal
             refused.append(spec)
             continue
-        apart = float((found - expected).abs().max() / expected.abs().max())
-        assert apart <= near, f"{spec} is {apart:.1e} off"
+        difference = float((actual - expected).abs().max() / expected.abs().max())
+        assert difference <= near, f"{spec} is {difference:.1e} off"
     return refused
