@@ -180,7 +180,7 @@ def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
 def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     entry = EntryPoint("odd", "a_package_that_is_not_there:Odd", "vitreous.methods")
     monkeypatch.setattr("vitreous.registry.registry.entry_points", lambda group: [entry])
-    shelf: Registry[Any] = Registry("method", "vitreous.methods")
+    shelf: Registry[Any] = Registry("method", "vitreous.methods", ())
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
         shelf.all()
     assert shelf.all() == []

@@ -79,7 +79,7 @@ def test_a_gpu_draws_the_same() -> None:
 def test_large_draws_are_cut_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = PRNGKey.of_images(0, "p", images(7))
     whole = draws.normal(11)
-    monkeypatch.setattr("vitreous.tracing.prng._AT_ONCE", 30)
+    monkeypatch.setattr("vitreous.tracing.prng._CHUNK", 30)
     assert torch.equal(draws.normal(11), whole)
 
 

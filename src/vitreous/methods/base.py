@@ -382,9 +382,7 @@ def compute_attributions(context: Context, methods: Iterable[Method], check: boo
     """
     methods = list(methods)
     refuse_unfit(methods, context.model)
-    with torch.autocast(
-        context.inputs.device.type, enabled=False
-    ):  # what is read out of caches keeps its precision too
+    with torch.autocast(context.inputs.device.type, enabled=False):  # also what is made of caches keeps its precision
         prepare(context, methods)
         results = [computed(context, method) for method in methods]
     attributions = [

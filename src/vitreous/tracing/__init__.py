@@ -1,4 +1,4 @@
-"""Passes: running a model and writing down what happened. The only room with hooks and function modes."""
+"""Passes: running a model and recording what happens. The only package with hooks and function modes."""
 
 from vitreous.tracing.context import Context, ContrastContexts
 from vitreous.tracing.decompose import explicit_contributions
@@ -18,24 +18,7 @@ from vitreous.tracing.rules import Composite
 from vitreous.tracing.targets import VALUES, Target, Targets, TargetSpec, plain_target, probabilities
 
 __all__ = [
-    "VALUES",
-    "Activation",
-    "Block",
-    "Record",
-    "Pass",
-    "Reduce",
-    "ContrastContexts",
-    "Composite",
-    "Context",
-    "Target",
-    "TargetSpec",
-    "Targets",
-    "ActivationCache",
-    "explicit_contributions",
-    "plain_target",
-    "probabilities",
-    "activation_grad",
-    "activation_value",
-    "resolve_layer",
-    "upcast",
-]
+    "VALUES", "Activation", "ActivationCache", "Block", "Composite", "Context", "ContrastContexts", "Pass", "Record",
+    "Reduce", "Target", "TargetSpec", "Targets", "activation_grad", "activation_value", "explicit_contributions",
+    "plain_target", "probabilities", "resolve_layer", "upcast",
+]  # fmt: skip

@@ -15,7 +15,7 @@ from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.records import ActivationCache, Pass
 from vitreous.tracing.rules import Composite
-from vitreous.tracing.runner import merge, run, run_for_targets
+from vitreous.tracing.runner import merge, run_for_targets
 from vitreous.tracing.targets import Target, class_logits, probabilities
 
 
@@ -61,6 +61,7 @@ class Context:
         self.inputs = model.cast(inputs)
         model.check_inputs(self.inputs)
         model.verify(self.inputs)
+        # a structural copy that shares the weights: hooks on it are seen by nobody else, in no other thread
         self.model, self.seed, self.memory_gb = model.shared_copy(), check_seed(seed), memory_gb
         self.on_progress, self.grid = on_progress, grid
         size = inner_batch(model, self.inputs, memory_gb) if batch is None else batch
@@ -88,12 +89,10 @@ class Context:
             riders = groups.pop(None, [])
             next(iter(groups.values())).extend(riders)
         for output, group in groups.items():
-            (self if output is None else self.with_output(output))._prepare(group)
-
-    def _prepare(self, passes: Sequence[Pass]) -> None:
-        missing = [pass_ for pass_ in passes if not pass_.patches and self._find_cache(pass_) is None]
-        for pass_ in merge(missing) if missing else ():
-            self._execute(pass_)
+            context = self if output is None else self.with_output(output)
+            missing = [pass_ for pass_ in group if not pass_.patches and context._find_cache(pass_) is None]
+            for pass_ in merge(missing) if missing else ():
+                context._execute(pass_)
 
     def run_pass(self, pass_: Pass) -> ActivationCache:
         """Return the cache of this pass, or of an earlier one that covers it."""
@@ -129,7 +128,8 @@ class Context:
 
     def _compute(self, pass_: Pass, target: Target) -> ActivationCache:
         def part(start: int, stop: int) -> ActivationCache:
-            cache = run(self.model, self.inputs[start:stop], pass_, target.slice_images(start, stop))
+            targets = [target.slice_images(start, stop)]
+            (cache,) = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
             if self.on_progress is not None:
                 self.on_progress(stop - start)
             return cache

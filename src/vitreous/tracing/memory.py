@@ -35,13 +35,13 @@ def inner_batch(model: VisionModel, inputs: Tensor, budget: float | None = None)
     a hierarchical model each halving of the grid halves a block's share. The input itself exists some eight times: as
     it is, as what it is compared with, its gradient, and what is made of them. Without a budget, see ``budget_bytes``.
     """
-    room = budget_bytes(inputs.device, budget)
+    available = budget_bytes(inputs.device, budget)
     grids = [math.prod(model.grid(inputs, layer)) for layer in range(model.depth)]
     last = grids[-1] + model.num_prefix_tokens
     vectors = sum((tokens / grids[-1]) ** 0.5 for tokens in grids) * last * model.embed_dim
     matrices = model.num_heads * last**2 if model.attention == "global" else 0
     numbers = 20 * vectors + 6 * matrices + 8 * inputs[0].numel()
-    return max(1, int(room / (numbers * inputs.element_size())))
+    return max(1, int(available / (numbers * inputs.element_size())))
 
 
 @dataclass
@@ -53,7 +53,7 @@ class InnerBatch:
     def run(self, work: Callable[[int, int], T], total: int, weight: int = 1) -> list[T]:
         """Return ``work(start, stop)`` over ``0 .. total`` in parts of this size.
 
-        ``weight`` says how many times the usual room an input takes here: the parts are that much smaller.
+        ``weight`` says how many times the usual memory an input takes here: the parts are that much smaller.
         """
         done: list[T] = []
         start = 0

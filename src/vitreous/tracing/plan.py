@@ -83,7 +83,7 @@ class Recorder:
     def __init__(self, plan: CompiledPass) -> None:
         self.plan, self.model = plan, plan.model
         self.leaves: list[Tensor] = []
-        """Patched weights whose gradient is recorded: the backward must be told of them."""
+        """Patched weights whose gradient is recorded: the backward has to end there too."""
         self.parts: dict[str, Tensor] = {}
         """Of the block now running, for records of whole blocks."""
         self._branches: Branches | None = None

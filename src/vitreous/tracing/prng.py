@@ -19,7 +19,7 @@ from vitreous.errors import VitreousError
 
 _GAMMA = 0x9E3779B97F4A7C15
 _FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_AT_ONCE = 2**23  # numbers hashed together: integers take more room than what is made of them
+_CHUNK = 2**23  # numbers hashed together: integers take more memory than what is made of them
 
 
 class PRNGKey:
@@ -78,7 +78,7 @@ class PRNGKey:
         """Return standard normal numbers in float32, by the transformation of Box and Muller."""
         count = math.prod(shape)
         numbers = torch.empty(len(self.keys), count, dtype=torch.float32, device=self.keys.device)
-        step = max(1, _AT_ONCE // max(1, count))
+        step = max(1, _CHUNK // max(1, count))
         for start in range(0, len(numbers), step):
             numbers[start : start + step] = PRNGKey(self.keys[start : start + step])._pairs(count)
         return numbers.view(-1, *shape)

@@ -71,7 +71,7 @@ VOCABULARY: dict[str, Mapping[str, Callable[[float | None], Rule]]] = {
     "attention": {"epsilon": _sized(ValueAttention, 1e-6), "uniform": _unsized(UniformAttention())},
     "residual": {"epsilon": _sized(SumShare, 1e-6), "uniform": _unsized(SumShare(uniform=True))},
 }
-"""Place to rule: what relevance can be told to do there."""
+"""Place to rule: the rules that can be chosen there."""
 _SIZED = ("epsilon", "gamma", "alphabeta")
 
 DEFAULTS = {

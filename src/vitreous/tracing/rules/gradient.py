@@ -139,6 +139,8 @@ class FrozenRMSNorm(torch.autograd.Function):
 class FrozenGate(torch.autograd.Function):
     """An activation ``x * g(x)`` whose gate ``g`` is a constant: ``dx = g dy`` (GELU: ``g = Phi``; SiLU: sigmoid).
 
+    The forward passes the model's own output straight through: ``x * g`` would differ from it in the last bit.
+
     The gate is the quotient of output and input; both of these gates are 1/2 at zero.
     """
 
