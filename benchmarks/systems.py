@@ -106,7 +106,7 @@ def judged(model: vt.VisionModel, photos: Photos, hows: Mapping[str, How], preci
         methods=tuple(hows),
         metrics=tuple(METRICS),
         parts={(n, m): tables[h.value].parts[n, long] for n, h in hows.items() for m, long in METRICS.items()},
-        judges={short: subset.judges[long] for short, long in METRICS.items()},
+        definitions={short: subset.definitions[long] for short, long in METRICS.items()},
         curves={},
         degenerate={name: tables[method.value].degenerate[name] for name, method in hows.items()},
         plan={"by value": {value: table.plan for value, table in tables.items()}},

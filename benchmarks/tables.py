@@ -28,7 +28,7 @@ from vitreous.benchmark.pack import pack, unpack
 from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_from_json, read, replace_model
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.run import BenchmarkRun
-from vitreous.results.table import markdown
+from vitreous.results.storage import markdown
 
 PETS = "pets-200"
 NAMES = {"deit": "DeiT-Tiny", "dinov2": "DINOv2-S"}

@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 import vitreous as vt
+from vitreous import viz
 
 NUMBER = r"(?:under 0\.01|[\d.]+) %"
 
@@ -66,7 +67,7 @@ def _headline(found: Any, html: str) -> Iterator[str]:
         yield "there is a decision on the page"
     if not predicted and f"says “{e.prediction.label}”" not in lead:
         yield "the headline does not say what the model predicts"
-    if predicted and f"gives this picture {_words(found.now)} {e.label}" not in lead:
+    if predicted and f"gives this picture {_words(found.probability)} {e.label}" not in lead:
         yield "the headline does not say what the model gives"
     if found.without is None and ("strongest" in lead or "same everywhere" not in lead):
         yield "a flat map has no strongest patches"
@@ -81,7 +82,7 @@ def _words(chance: float) -> str:
 
 def _test(found: Any, html: str) -> Iterator[str]:
     e, text = found.explanation, text_of(html)
-    now, without, alone = (printed(item) for item in (found.now, found.without.explained, found.alone.explained))
+    now, without, alone = map(printed, (found.probability, found.without.explained, found.alone.explained))
     cards = re.findall(r'<p class="note">([^<]*)</p><div class="big ?(\w*)">([^<]*)</div>', html)
     visible = [worth(unescape(chance)) for _, _, chance in cards]
     if visible != [now, without, alone]:
@@ -187,7 +188,7 @@ def _map(found: Any, html: str) -> Iterator[str]:
     for item, ramp in zip(explanations, ramps, strict=True):
         scale, stops = item.scale, ramp.split(",")
         values = np.linspace(-scale.limit if scale.signed else scale.low, scale.limit, len(stops))[None]
-        colours = vt.show.colourise(values, scale)[0]
+        colours = viz.colourise(values, scale)[0]
         numbers = np.array([[int(stop[at : at + 2], 16) for at in (1, 3, 5)] for stop in stops])
         if np.abs(numbers - colours.astype(int)).max() > 4:
             yield "the legend has other colours than the map"
@@ -200,7 +201,7 @@ def _asked(found: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
     tolerance = 1e-4 if model.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
     part = html[html.index("Put to the test") :]
     uris = re.findall(r'<img src="data:image/png;base64,([^"]*)"', part)[:3]
-    values = [float(c) for c in (found.now, found.without.explained, found.alone.explained)]
+    values = [float(c) for c in (found.probability, found.without.explained, found.alone.explained)]
     for uri, chance in zip(uris, values, strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(uri)))
         logits = model.logits(model.preprocess.to_tensor(picture)[None])[0].double().cpu()

@@ -139,7 +139,7 @@ def test_what_attends_is_a_fact(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "said"),
-    [(range(3), "there is no label for input-3"), (range(5), "5 labels for 4 pictures"), ("abcd", "no list of labels")],
+    [(range(3), "there is no label for input-3"), (range(5), "5 labels for 4 images"), ("abcd", "no list of labels")],
 )
 def test_labels_from_any_iterable(labels: Any, said: str) -> None:
     model = vt.wrap(FAMILIES["vit"]())

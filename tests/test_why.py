@@ -42,11 +42,11 @@ def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
 def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) -> None:
     expected = chances(world, found.explanation.image)
     best = expected.argsort(descending=True)[:5].tolist()
-    assert [label for label, _ in found.said] == [world.label(each) for each in best]
-    assert [chance for _, chance in found.said] == pytest.approx(expected[best].tolist(), abs=1e-6)
+    assert [label for _, label, _ in found.classes] == [world.label(each) for each in best]
+    assert [chance for _, _, chance in found.classes] == pytest.approx(expected[best].tolist(), abs=1e-6)
     assert found.explanation.target == best[0]
-    assert found.rival == world.label(best[1])
-    assert found.contrast.contrast == (best[1],)
+    assert found.runner_up == (best[1], world.label(best[1]))
+    assert found.contrast.request.contrast == (best[1],)
 
 
 def test_the_contrast_is_about_what_the_model_saw() -> None:
@@ -56,7 +56,7 @@ def test_the_contrast_is_about_what_the_model_saw() -> None:
     assert model.preprocess.crop < 1
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
     found = vt.why(model, photo, method="ixg")
-    rival = found.contrast.contrast[0]
+    rival = found.contrast.request.contrast[0]
     expected = vt.explain(model, photo, "ixg", found.explanation.target, contrast=rival)
     assert np.array_equal(found.contrast.image, found.explanation.image)
     assert torch.allclose(found.contrast.map, expected.map, atol=1e-6)
@@ -65,12 +65,12 @@ def test_the_contrast_is_about_what_the_model_saw() -> None:
 def test_the_tries_are_answers_to_the_pictures_shown(world: vt.VisionModel, found: Any) -> None:
     e = found.explanation
     for answer in (found.without, found.alone):
-        expected = chances(world, answer.picture)
+        expected = chances(world, answer.image)
         assert answer.explained == pytest.approx(float(expected[e.target]), abs=1e-6)
         assert answer.label == world.label(int(expected.argmax()))
     mask = np.kron(strongest(e.map), np.ones((e.image.height // e.map.shape[0], e.image.width // e.map.shape[1]))) > 0
     assert strongest(e.map).sum() == round(e.map.numel() / 5)
-    seen, without, alone = (np.asarray(each) for each in (e.image, found.without.picture, found.alone.picture))
+    seen, without, alone = (np.asarray(each) for each in (e.image, found.without.image, found.alone.image))
     assert (without[~mask] == seen[~mask]).all()
     assert (alone[mask] == seen[mask]).all()
     assert (without[mask] != seen[mask]).any()
@@ -91,7 +91,7 @@ def test_the_page_is_one_file_in_plain_words(found: Any, tmp_path: Path) -> None
     label = found.explanation.label
     for piece in (
         f"Why “{label}”?",
-        f"Why not “{found.rival}”?",
+        f"Why not “{found.runner_up[1]}”?",
         "Put to the test",
         "Can this map be trusted?",
         "Again",
@@ -123,7 +123,7 @@ def test_another_class_and_another_method(world: vt.VisionModel) -> None:
     asked = vt.why(world, scene(), target=3, method="generic")
     assert asked.explanation.target == 3
     assert asked.explanation.method == "generic"
-    assert asked.rival == asked.said[0][0]
+    assert asked.runner_up == asked.classes[0][:2]
     agnostic = vt.why(world, scene(), method="rollout")
     assert agnostic.contrast is None
     assert "knows no class" in agnostic.html()
@@ -215,6 +215,6 @@ def test_a_convolutional_network_is_told_the_same_way() -> None:
     vision_model = vt.wrap(model)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     found = vt.why(vision_model, Image.fromarray(pixels))
-    assert found.owners is not None
-    assert found.owners.method.startswith("var(gradcam")
+    assert found.class_assignment is not None
+    assert found.class_assignment.method.startswith("var(gradcam")
     assert "Who owns which patch?" in found.html()

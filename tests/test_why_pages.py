@@ -16,8 +16,8 @@ from PIL import Image
 import vitreous as vt
 from families import FAMILIES, _build
 from vitreous.decision_report import Why, assemble
-from vitreous.evaluation.evidence import Evidence, finding
-from vitreous.results import Prediction
+from vitreous.evaluation.evidence import Evidence, faithfulness
+from vitreous.results import ClassProbability
 from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
 from vitreous.results.diagnostics import CheckResult
 from vitreous.tracing import probabilities
@@ -64,7 +64,7 @@ def test_another_class_than_the_prediction(contradictions: Any) -> None:
         page = found.page()
         assert page.title == f"What speaks for “{model.label(target)}”?"
         assert page.lead.startswith(f"world says “{found.explanation.prediction.label}” (")
-        assert f"“{model.label(target)}” rather than “{found.rival}”" in found.html()
+        assert f"“{model.label(target)}” rather than “{found.runner_up[1]}”" in found.html()
         assert "Why not" not in found.html()
 
 
@@ -149,6 +149,11 @@ def plain() -> tuple[vt.VisionModel, Why, torch.Tensor]:
     return model, found, chances
 
 
+def told(e: vt.Explanation, prediction: ClassProbability, probability: float) -> vt.Explanation:
+    """The same map of a class with another probability, beside another prediction."""
+    return dataclasses.replace(e, prediction=prediction, explained=e.explained._replace(probability=probability))
+
+
 def drawn(draw: np.random.Generator, places: int) -> Evidence:
     """Any evidence: probabilities at the ends and in the middle, few and many places, classes that change."""
     levels = np.array([0.0, 1e-9, 3e-5, 0.0001, 0.004, 0.02, 0.0995, 0.25, 0.4999, 0.5, 0.501, 0.9, 0.9996, 1.0])
@@ -174,12 +179,12 @@ def test_no_evidence_makes_a_page_that_contradicts_itself(
         target = found.explanation.target
         same = other != target or evidence.predictions[1][0] == target
         evidence = dataclasses.replace(evidence, keeps_prediction=same)
-        first = finding(evidence, found.explanation.label)[0]
+        first = faithfulness(evidence, found.explanation.label)[0]
         tests = (first, *found.check_result.tests[1:])
         verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
-        said = Prediction(other, model.label(other), 0.8)
-        e = dataclasses.replace(found.explanation, probability=evidence.now, prediction=said)
+        said = ClassProbability(other, model.label(other), 0.8)
+        e = told(found.explanation, said, evidence.now)
         made = assemble(model, e, chances, None, None, CheckResult(verdict, sentence, tests), "again")
         assert contradictions(made) == [], (evidence, made.page().lead)
         sentences.add(made.page().lead.split(" is ")[-1].split(":")[0])
@@ -197,9 +202,9 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tenso
         others = (1.0,) * lower + (0.0,) * (20 - lower), (0.0,) * higher + (1.0,) * (20 - higher)
         predictions = (other, 0.5), (target if same else other, 0.5)
         evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
-        said = Prediction(target, model.label(target), now)
-        e = dataclasses.replace(found.explanation, probability=now, prediction=said)
-        tests = (finding(evidence, e.label)[0], *found.check_result.tests[1:])
+        said = ClassProbability(target, model.label(target), now)
+        e = told(found.explanation, said, now)
+        tests = (faithfulness(evidence, e.label)[0], *found.check_result.tests[1:])
         page = assemble(model, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
         return page.lead.split(f"{e.label}. ")[1].replace(model.label(target), "ski").replace(model.label(other), "alp")
 

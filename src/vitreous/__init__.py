@@ -15,41 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitreous import world
-    from vitreous.api import (
-        compare,
-        explain,
-        get_method,
-        iter_explanations,
-        list_methods,
-        list_metrics,
-        list_models,
-        load,
-        wrap,
-    )
-    from vitreous.api import (
-        question as question,
-    )
+    from vitreous.api import compare, explain, iter_explanations
     from vitreous.benchmark.results import BenchmarkResults, load_run, run_benchmark
     from vitreous.datasets import Annotation, load_annotations
-    from vitreous.datasets import image_files as image_files
     from vitreous.decision_report import Why, why
     from vitreous.errors import VitreousError, VitreousWarning
-    from vitreous.evaluation.agreement import agreement
-    from vitreous.evaluation.agreement import best_layers as best_layers
-    from vitreous.evaluation.agreement import layer_methods as layer_methods
     from vitreous.evaluation.checks import check
-    from vitreous.evaluation.diagnostics import Diagnosis, diagnose
+    from vitreous.evaluation.diagnostics import agreement, diagnose
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.evaluation.funnybirds import funnybirds
     from vitreous.evaluation.meta_evaluation import meta_evaluate
-    from vitreous.methods import Method, recommended_method, register_method
-    from vitreous.metrics import Metric, get_metric, register_metric
-    from vitreous.models import Preprocess, VisionModel, register_adapter
-    from vitreous.results import Archive, CheckResult, Comparison, Explanation, ScoreTable
-    from vitreous.results import Question as Question
-    from vitreous.results.diagnostics import Agreement, MetaEvaluation
-    from vitreous.results.funnybirds import FunnyBirdsResult
-    from vitreous.results.pages import to_html
+    from vitreous.methods import Method, get_method, list_methods, recommended_method, register_method
+    from vitreous.metrics import Metric, get_metric, list_metrics, register_metric
+    from vitreous.models import Preprocess, VisionModel, list_models, load, register_adapter, wrap
+    from vitreous.results import (
+        Agreement,
+        Archive,
+        CheckResult,
+        Comparison,
+        Diagnosis,
+        Explanation,
+        FunnyBirdsResult,
+        MetaEvaluation,
+        ScoreTable,
+        to_html,
+    )
     from vitreous.tracing.statistics import ActivationStats
     from vitreous.tracing.statistics_collect import collect_activation_stats
 
@@ -105,73 +95,32 @@ __all__ = [
     "wrap",
 ]
 
-_HOMES = {
-    "ActivationStats": "tracing.statistics",
-    "Agreement": "results.diagnostics",
-    "Annotation": "datasets",
-    "Archive": "results",
-    "BenchmarkResults": "benchmark.results",
-    "CheckResult": "results",
-    "Comparison": "results",
-    "Diagnosis": "evaluation.diagnostics",
-    "Explanation": "results",
-    "FunnyBirdsResult": "results.funnybirds",
-    "MetaEvaluation": "results.diagnostics",
-    "Method": "methods",
-    "Metric": "metrics",
-    "Preprocess": "models",
-    "Question": "results",
-    "ScoreTable": "results",
-    "VisionModel": "models",
-    "VitreousError": "errors",
-    "VitreousWarning": "errors",
-    "Why": "decision_report",
-    "agreement": "evaluation.agreement",
-    "best_layers": "evaluation.agreement",
-    "check": "evaluation.checks",
-    "collect_activation_stats": "tracing.statistics_collect",
-    "compare": "api",
-    "diagnose": "evaluation.diagnostics",
-    "evaluate": "evaluation.evaluate",
-    "explain": "api",
-    "funnybirds": "evaluation.funnybirds",
-    "get_method": "api",
-    "get_metric": "metrics",
-    "image_files": "datasets",
-    "iter_explanations": "api",
-    "layer_methods": "evaluation.agreement",
-    "list_methods": "api",
-    "list_metrics": "api",
-    "list_models": "api",
-    "load": "api",
-    "load_annotations": "datasets",
-    "load_run": "benchmark.results",
-    "meta_evaluate": "evaluation.meta_evaluation",
-    "question": "api",
-    "recommended_method": "methods",
-    "register_adapter": "models",
-    "register_method": "methods",
-    "register_metric": "metrics",
-    "run_benchmark": "benchmark.results",
-    "to_html": "results.pages",
-    "why": "decision_report",
-    "wrap": "api",
+_MODULES = {
+    "api": ("compare", "explain", "iter_explanations"),
+    "benchmark.results": ("BenchmarkResults", "load_run", "run_benchmark"),
+    "datasets": ("Annotation", "load_annotations"),
+    "decision_report": ("Why", "why"),
+    "errors": ("VitreousError", "VitreousWarning"),
+    "evaluation.checks": ("check",),
+    "evaluation.diagnostics": ("agreement", "diagnose"),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.funnybirds": ("funnybirds",),
+    "evaluation.meta_evaluation": ("meta_evaluate",),
+    "methods": ("Method", "get_method", "list_methods", "recommended_method", "register_method"),
+    "metrics": ("Metric", "get_metric", "list_metrics", "register_metric"),
+    "models": ("Preprocess", "VisionModel", "list_models", "load", "register_adapter", "wrap"),
+    "tracing.statistics": ("ActivationStats",),
+    "tracing.statistics_collect": ("collect_activation_stats",),
 }
-
-
-def _connect() -> None:
-    """Register the bundled models and give explanations their check: the packages below ``api`` cannot import them."""
-    importlib.import_module("vitreous.api")
+"""Where public names are; those that are not here are in ``results``."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "world":
-        _connect()
         return importlib.import_module("vitreous.world")
-    if name in _HOMES:
-        if _HOMES[name] == "results":
-            _connect()
-        return getattr(importlib.import_module(f"vitreous.{_HOMES[name]}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f"vitreous.{_MODULE_OF.get(name, 'results')}"), name)
     raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
 
 

@@ -1,9 +1,8 @@
-"""The words users type: ``load``, ``view``, ``explain``, ``compare``, ``method``."""
+"""Images to explanations: ``explain``, ``iter_explanations`` and ``compare``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,47 +12,21 @@ import torch
 from torch import nn
 
 from vitreous.datasets import LoadedImage, OnError, batched, count_images, is_single_image, load_images
-from vitreous.errors import ImageError, TargetError, VitreousError
-from vitreous.evaluation.checks import check
-from vitreous.evaluation.evaluate import heeded
-from vitreous.methods import (
-    Attribution,
-    Method,
-    compute_attributions,
-    get_method,
-    list_methods,
-    recommended_method,
-    to_grid,
-)
-from vitreous.metrics import list_metrics
-from vitreous.models import Snapshot, VisionModel, list_models, load, register_adapter, wrap
+from vitreous.errors import ImageError, VitreousError
+from vitreous.evaluation.plan import warn_ignored
+from vitreous.methods import Attribution, Method, compute_attributions, resolve_method, to_grid
+from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
-from vitreous.registry import check_memory, defaults
+from vitreous.registry import check_at_least, check_memory, defaults
 from vitreous.registry.spec import split_specs
-from vitreous.results import Comparison, Explanation, Identity, Origin, Prediction, Question
+from vitreous.results import ClassProbability, Comparison, Explanation, ExplanationRequest, Identity, Origin
 from vitreous.tracing import Context, Target, Targets, TargetSpec
 from vitreous.tracing.memory import InnerBatch, budget_bytes
 from vitreous.tracing.targets import ClassSets
-from vitreous.world.models import ADAPTER as WORLD
 
-# What the rooms below are handed: the bundled models their names, explanations their judge.
-register_adapter(WORLD)
-Explanation.checker = staticmethod(check)
+__all__ = ["compare", "explain", "explanations_of", "iter_explanations"]
 
-__all__ = [
-    "compare",
-    "explain",
-    "get_method",
-    "iter_explanations",
-    "list_methods",
-    "list_metrics",
-    "list_models",
-    "load",
-    "question",
-    "wrap",
-]
-
-_MOST_AT_ONCE = 32
+_MAX_BATCH = 32
 
 
 def explain(
@@ -62,49 +35,94 @@ def explain(
     method: str | Method | None = None,
     target: TargetSpec = None,
     *,
+    effort: str | None = None,
     contrast: TargetSpec = None,
-    output: str | None = None,
+    output: str = "logit",
     class_subset: Sequence[int | str] | None = None,
     compare_classes: Any = None,
-    effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Any:
-    """Explain one picture (one ``Explanation``) or many (a list of them).
+    """Explain one image, or many.
 
-    ``images``: a path, a folder, a PIL image, an array, preprocessed tensors ``[B, 3, H, W]``, a data loader, or a list
-    of such. ``method``: a spelling; where none is named, ``effort`` says what it may cost: ``"quick"``, the default,
-    ``"careful"`` or ``"best"`` (see ``vt.effort``). ``target``: a class index or label, one per image in a list, a
-    callable on the logits, or ``None`` for the prediction. ``against``: explain the target rather than these classes.
-    ``value``: ``"logit"`` (the default), ``"prob"`` or ``"logprob"``. ``classes`` restricts the softmax, the prediction
-    and sets of probable classes to some. ``among``: the classes that ``var`` compares, one list for all images or one
-    for each. ``grid``: ``"token"`` or ``"pixel"`` instead of the method's own. ``memory`` is a budget in GiB.
-    ``progress``: a function of done and total, or ``True`` for a bar on standard error.
+    Warns of an output that the method does not follow, and of a target that cannot change its map.
 
-    A ``value`` that the method does not follow, and a ``target`` that cannot change its map, are warned about.
+    Parameters
+    ----------
+    model : VisionModel or torch.nn.Module
+        The model to look into.
+    images : path, PIL.Image.Image, array, Tensor, loader or sequence of such
+        What to explain: a file, a folder, an image, an array ``[H, W, 3]``, preprocessed tensors ``[3, H, W]`` or
+        ``[B, 3, H, W]``, a data loader, or a list of such.
+    method : str or Method, optional
+        A spec such as ``"skipplus(decompx)"``; that of ``effort`` by default.
+    target : int, str, sequence or callable, optional
+        What is explained: a class by index or name, one per image in a list, or a function of the logits; the
+        predicted class by default.
+    effort : {"quick", "careful", "best"}, optional
+        What it may cost where no method is named; ``"quick"`` by default.
+    contrast : int, str or sequence, optional
+        Explain the target rather than these classes.
+    output : {"logit", "prob", "logprob"}, default "logit"
+        What is explained of the class.
+    class_subset : sequence of int or str, optional
+        The classes that the softmax, the prediction and sets of probable classes are restricted to.
+    compare_classes : sequence, optional
+        The classes that ``var`` compares: one list for all images, or one for each.
+    grid : {"token", "pixel"}, optional
+        Where the map is wanted: pixels are summed into patches, patches interpolated; the method's own by default.
+    seed : int, default 0
+        Of everything random.
+    batch_size : int, optional
+        Images at once; 32, or as many as fit, by default.
+    memory_gb : float, optional
+        A budget in GiB.
+    progress : callable or bool, optional
+        A function of done and total images, or ``True`` for a bar on standard error.
+
+    Returns
+    -------
+    Explanation or list of Explanation
+        One for one image, a list for many.
+
+    Raises
+    ------
+    VitreousError
+        Where something asked for cannot be meant, or an image cannot be read.
+
+    Notes
+    -----
+    Cost: that of the method, see ``Method.cost``.
+
+    Examples
+    --------
+    >>> e = vt.explain(model, image, "ixg")
+    >>> e.map.shape
+    torch.Size([16, 16])
+    >>> [one.target for one in vt.explain(model, images[:2], "ixg", target=[3, 4])]
+    [3, 4]
     """
-    explanations = list(
-        iter_explanations(
-            model,
-            images,
-            method,
-            target,
-            contrast=contrast,
-            output=output,
-            class_subset=class_subset,
-            compare_classes=compare_classes,
-            effort=effort,
-            grid=grid,
-            seed=seed,
-            batch_size=batch_size,
-            memory_gb=memory_gb,
-            progress=progress,
-        )
+    explanations = iter_explanations(
+        model,
+        images,
+        method,
+        target,
+        effort=effort,
+        contrast=contrast,
+        output=output,
+        class_subset=class_subset,
+        compare_classes=compare_classes,
+        grid=grid,
+        seed=seed,
+        batch_size=batch_size,
+        memory_gb=memory_gb,
+        progress=progress,
     )
-    return explanations[0] if is_single_image(images) else explanations
+    made = list(explanations)
+    return made[0] if is_single_image(images) else made
 
 
 def iter_explanations(
@@ -113,11 +131,11 @@ def iter_explanations(
     method: str | Method | None = None,
     target: TargetSpec = None,
     *,
+    effort: str | None = None,
     contrast: TargetSpec = None,
-    output: str | None = None,
+    output: str = "logit",
     class_subset: Sequence[int | str] | None = None,
     compare_classes: Any = None,
-    effort: str | None = None,
     grid: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
@@ -125,68 +143,58 @@ def iter_explanations(
     progress: Progress | bool | None = None,
     on_error: OnError | None = None,
 ) -> Iterator[Explanation]:
-    """Yield explanations as they are made, so that long runs can be written down on the way.
+    """Yield explanations as they are made, so that a long run can be saved on the way.
 
-    A file that cannot be read is an error. With ``on_error``, it is called with the path and the error instead, and the
-    other pictures go on, each with its own target.
+    Nothing happens, and nothing is checked, before the first one is asked for.
+
+    Parameters
+    ----------
+    model, images, method, target
+        As in ``explain``.
+    effort, contrast, output, class_subset, compare_classes, grid, seed, batch_size, memory_gb, progress
+        As in ``explain``.
+    on_error : callable, optional
+        Called with the path and the error of a file that cannot be read; the other images go on, each with its own
+        target. By default such a file is an error.
+
+    Yields
+    ------
+    Explanation
+        One for each image.
+
+    Examples
+    --------
+    >>> [e.name for e in vt.iter_explanations(model, images[:2], "ixg", batch_size=1)]
+    ['image-0', 'image-1']
     """
     check_memory(memory_gb)
+    if batch_size is not None:
+        check_at_least("batch_size", batch_size, 1)
     vision_model = wrap(model)
-    how = _method(method, effort, vision_model)
-    heeded([how], target, output)
-    if batch_size is not None and batch_size < 1:
-        raise VitreousError(f"batch_size={batch_size} must be at least 1")
-    total = count_images(images)
-    targets, sets, done = Targets(target, total), ClassSets(compare_classes, total), 0
+    chosen = resolve_method(method, effort, vision_model)
+    warn_ignored([chosen], target, output)
+    total, done = count_images(images), 0
+    targets, sets = Targets(target, total), ClassSets(compare_classes, total)
     inner: InnerBatch | None = None
-    source, at_once = _Numbered(images, vision_model, on_error), batch_size or _at_once(vision_model, how, memory_gb)
-    with track_progress(progress, "explaining") as tell:
-        for numbered in batched(source, at_once):
-            places, batch = [place for place, _ in numbered], [picture for _, picture in numbered]
-            asked = (
-                targets.take(places),
-                contrast,
-                "logit" if output is None else output,
-                class_subset,
-                sets.take(places),
+    source = _Numbered(images, vision_model, on_error)
+    with track_progress(progress, "explaining") as on_progress:
+        for numbered in batched(source, batch_size or _batch_size(vision_model, chosen, memory_gb)):
+            numbers, batch = [number for number, _ in numbered], [image for _, image in numbered]
+            spec = Target.of(
+                vision_model, len(batch), targets.take(numbers), contrast, output, class_subset, sets.take(numbers)
             )
-            context = _session(
-                vision_model, batch, Target.of(vision_model, len(batch), *asked), seed, memory_gb, grid, inner
-            )
+            context = Context(vision_model, _stacked(batch), spec, seed, inner, memory_gb, grid=grid)
             inner = context.batching  # what ran out of memory once is not tried again
-            if tell is not None:
-                context.on_progress = _Ticker(tell, done, len(batch), total, how.num_forwards(vision_model))
-            (answered,) = compute_attributions(context, [how])
-            done = places[-1] + 1
-            if tell is not None:
-                tell(done, total)
-            origin = Origin(ref(model), how)
-            yield from _explanations(context, vision_model.snapshot(), vision_model, batch, origin, answered, grid)
-    targets.check_exhausted(source.place)
-    sets.check_exhausted(source.place)
-
-
-def question(
-    model: VisionModel | nn.Module,
-    method: str | Method | None = None,
-    target: int | str | None = None,
-    *,
-    contrast: TargetSpec = None,
-    output: str | None = None,
-    class_subset: Sequence[int | str] | None = None,
-    effort: str | None = None,
-    grid: str | None = None,
-    seed: int = 0,
-) -> Question:
-    """Return what ``explain`` with these arguments would be an answer to: see ``Archive.find``."""
-    vision_model = wrap(model)
-    aim = Target.of(vision_model, 1, target, contrast, "logit" if output is None else output, class_subset)
-    if aim.function is not None:
-        raise TargetError("a callable target has no identity; ask for a class")
-    explained = None if aim.classes is None else int(aim.classes[0])
-    rivals = () if aim.contrast is None else tuple(aim.contrast[0].tolist())
-    how = _method(method, effort, vision_model)
-    return Question.of(vision_model, how, explained, rivals, aim.output, aim.class_subset, grid=grid, seed=seed)
+            if on_progress is not None:
+                context.on_progress = _Ticker(on_progress, done, len(batch), total, chosen.num_forwards(vision_model))
+            (attribution,) = compute_attributions(context, [chosen])
+            done = numbers[-1] + 1
+            if on_progress is not None:
+                on_progress(done, total)
+            origin = Origin(ref(model), chosen, vision_model.snapshot())
+            yield from explanations_of(context, batch, vision_model, origin, attribution, grid)
+    targets.check_exhausted(source.number)
+    sets.check_exhausted(source.number)
 
 
 def compare(
@@ -197,93 +205,175 @@ def compare(
     *,
     effort: str | None = None,
     contrast: TargetSpec = None,
-    output: str | None = None,
+    output: str = "logit",
     class_subset: Sequence[int | str] | None = None,
     compare_classes: Sequence[int | str] | None = None,
     seed: int = 0,
     memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> Comparison:
-    """Explain one picture with several methods, their passes shared; a list of targets gives one row each.
+    """Explain one image with several methods, their passes shared.
 
-    ``methods``: a list, one, or a text of several with commas between them. Without them: some well-known ones, and
-    what ``effort`` means for this model. Both may be given.
+    Parameters
+    ----------
+    model : VisionModel or torch.nn.Module
+        The model to look into.
+    image : path, PIL.Image.Image, array or Tensor
+        One image.
+    methods : str, Method or sequence of such, optional
+        Specs; one text may name several with commas between them. By default some well-known ones, and what ``effort``
+        means for this model.
+    target : int, str, sequence or callable, optional
+        As in ``explain``; a list gives one row for each.
+    effort : {"quick", "careful", "best"}, optional
+        Adds the method of this effort.
+    contrast, output, class_subset, compare_classes, seed, memory_gb, progress
+        As in ``explain``.
+
+    Returns
+    -------
+    Comparison
+        One row per target, one column per method.
+
+    Notes
+    -----
+    Cost: equal passes of all methods run once.
+
+    Examples
+    --------
+    >>> compared = vt.compare(model, image, "rollout, ixg", target=[3, 4])
+    >>> [[e.method for e in row] for row in compared.rows]
+    [['rollout', 'ixg'], ['rollout', 'ixg']]
     """
     check_memory(memory_gb)
     vision_model = wrap(model)
-    named: list[str | Method] = []
-    given = defaults.comparison_methods(vision_model.has_residual_stream) if methods is None else methods
-    for each in (given,) if isinstance(given, str | Method) else given:
-        named += (split_specs(each) or [each]) if isinstance(each, str) else [each]
-    hows = [_method(each, None, vision_model) for each in named]
+    named: Any = defaults.comparison_methods(vision_model.has_residual_stream) if methods is None else methods
+    chosen: list[Method] = []
+    for one in (named,) if isinstance(named, str | Method) else named:
+        specs = (split_specs(one) or [one]) if isinstance(one, str) else [one]
+        chosen += [resolve_method(spec, None, vision_model) for spec in specs]
     if methods is None or effort is not None:
-        hows.append(_method(None, effort, vision_model))
-    found_pictures = list(islice(load_images(image, vision_model), 2))
-    if len(found_pictures) != 1:
+        chosen.append(resolve_method(None, effort, vision_model))
+    images, targets = list(islice(load_images(image, vision_model), 2)), Targets(target).all()
+    if len(images) != 1:
         raise ImageError("compare takes one picture, got several")
-    picture, targets = found_pictures[0], Targets(target).all()
-    if not hows or not targets:
+    if not chosen or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     if methods is not None:
-        heeded(hows, None, output)  # a tile of a method that knows no class names none
+        warn_ignored(chosen, None, output)  # a tile of a method that knows no class names none
     rows, snapshot = [], vision_model.snapshot()
-    work = sum(how.num_forwards(vision_model) for how in hows)
-    with track_progress(progress, "comparing") as tell:
-        for done, each in enumerate(targets):
-            aim = Target.of(
-                vision_model, 1, each, contrast, "logit" if output is None else output, class_subset, compare_classes
-            )
-            context = _session(vision_model, [picture], aim, seed, memory_gb)
-            if tell is not None:
-                context.on_progress = _Ticker(tell, done, 1, len(targets), work)
-            answers = compute_attributions(context, hows)
+    forwards = sum(method.num_forwards(vision_model) for method in chosen)
+    with track_progress(progress, "comparing") as on_progress:
+        for done, one in enumerate(targets):
+            spec = Target.of(vision_model, 1, one, contrast, output, class_subset, compare_classes)
+            context = Context(vision_model, _stacked(images), spec, seed, memory_gb=memory_gb)
+            if on_progress is not None:
+                context.on_progress = _Ticker(on_progress, done, 1, len(targets), forwards)
+            attributions = compute_attributions(context, chosen)
             rows.append(
                 [
-                    _explanations(context, snapshot, vision_model, [picture], Origin(ref(model), how), one, None)[0]
-                    for how, one in zip(hows, answers, strict=True)
+                    explanations_of(context, images, vision_model, Origin(ref(model), method, snapshot), attribution)[0]
+                    for method, attribution in zip(chosen, attributions, strict=True)
                 ]
             )
-            if tell is not None:
-                tell(done + 1, len(targets))
+            if on_progress is not None:
+                on_progress(done + 1, len(targets))
     return Comparison(rows)
 
 
-def _at_once(model: VisionModel, how: Method, memory_gb: float | None) -> int:
-    """How many pictures to explain together: as many as have room for their results, and no more than 32."""
-    height, width = model.preprocess.size if how.grid == "pixel" else model.grid()
-    bytes_each = how.num_maps(model) * height * width * 4
-    return max(1, min(_MOST_AT_ONCE, int(budget_bytes(model.device, memory_gb) / bytes_each)))
+def explanations_of(
+    context: Context,
+    images: Sequence[LoadedImage],
+    model: VisionModel,
+    origin: Origin,
+    attribution: Attribution,
+    grid: str | None = None,
+) -> list[Explanation]:
+    """Return the explanation of each image of a context."""
+    target, method = context.target, origin.method
+    maps = to_grid(attribution.map, grid, model, context.inputs).cpu()
+    probabilities = context.probabilities.cpu()
+    best = probabilities.argmax(dim=1).tolist()
+    extras = {name: value.cpu() for name, value in attribution.extras.items()}
+    outputs = "callable" if target.function is not None else " and ".join(method.outputs(target.output))
+
+    def class_at(image: int, index: int) -> ClassProbability:
+        return ClassProbability(index, model.label(index), float(probabilities[image, index]))
+
+    explanations = []
+    for i, image in enumerate(images):
+        identity = Identity.of(model, method, target, i, grid, context.seed, origin.snapshot)
+        classes = extras["classes"][i].tolist() if "classes" in extras else []
+        explanations.append(
+            Explanation(
+                map=maps[i].clone(),
+                request=ExplanationRequest(
+                    model=model.name,
+                    method=method.spec,
+                    settings=method.settings,
+                    seed=context.seed,
+                    requested_output=target.output,
+                    contrast=identity.contrast,
+                    contrast_classes=tuple(map(model.label, identity.contrast)),
+                    class_subset=identity.class_subset or (),
+                    compare_classes=identity.compare_classes,
+                ),
+                explained=class_at(i, identity.target)
+                if identity.target is not None
+                else ClassProbability(None, getattr(target.function, "__name__", "callable"), None),
+                prediction=class_at(i, best[i]),
+                image=image.image,
+                name=image.name,
+                output=outputs,
+                extras={name: value[i].clone() for name, value in extras.items()},
+                class_names=tuple(model.label(index) for index in classes if index >= 0),
+                box=image.box,
+                source=None if image.path is None else str(image.path),
+                original_image=image.original,
+                origin=origin,
+                key=identity if target.function is None else None,
+                image_digest=image.digest if target.function is None else "",
+            )
+        )
+    return explanations
+
+
+def _stacked(images: Sequence[LoadedImage]) -> torch.Tensor:
+    sizes = {tuple(image.tensor.shape) for image in images}
+    if len(sizes) > 1:
+        raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
+    return torch.stack([image.tensor for image in images])
+
+
+def _batch_size(model: VisionModel, method: Method, memory_gb: float | None) -> int:
+    """Return how many images to explain together: as many as have room for their results, and no more than 32."""
+    height, width = model.preprocess.size if method.grid == "pixel" else model.grid()
+    bytes_per_image = method.num_maps(model) * height * width * 4
+    return max(1, min(_MAX_BATCH, int(budget_bytes(model.device, memory_gb) / bytes_per_image)))
 
 
 class _Numbered(Iterator[tuple[int, LoadedImage]]):
-    """Yields every picture with its place in the source; one that cannot be read keeps its place."""
+    """Yields every image with its number in the source; one that cannot be read keeps its number."""
 
     def __init__(self, images: Any, model: VisionModel, on_error: OnError | None) -> None:
-        self.place, self.on_error = 0, on_error
-        self.pictures = load_images(images, model, None if on_error is None else self._lost)
+        self.number, self.on_error = 0, on_error
+        self.images = load_images(images, model, None if on_error is None else self._skip)
 
     def __next__(self) -> tuple[int, LoadedImage]:
-        picture = next(self.pictures)
-        self.place += 1
-        return self.place - 1, picture
+        image = next(self.images)
+        self.number += 1
+        return self.number - 1, image
 
-    def _lost(self, path: Path, error: ImageError) -> None:
-        self.place += 1
+    def _skip(self, path: Path, error: ImageError) -> None:
+        self.number += 1
         if self.on_error is not None:
             self.on_error(path, error)
 
 
-def _method(spelled: str | Method | None, step: str | None, model: VisionModel) -> Method:
-    """Return the method that is named, or else the one for some effort."""
-    if spelled is not None and step is not None:
-        raise VitreousError(f"give a method or an effort, not both: {spelled} and {step}")
-    return get_method(recommended_method("quick" if step is None else step, model) if spelled is None else spelled)
-
-
 class _Ticker:
-    """What a session calls after each inner batch: inputs run become images done, this batch's at most.
+    """What a context calls after each inner batch: inputs run become images done, this batch's at most.
 
-    More work may turn up on the way (``expect``); what was told is never taken back.
+    More work may turn up on the way (``expect``); what was reported is never taken back.
     """
 
     def __init__(self, progress: Progress, done: int, batch: int, total: int | None, forwards: float) -> None:
@@ -297,84 +387,3 @@ class _Ticker:
 
     def expect(self, inputs: int) -> None:
         self.work += inputs
-
-
-def _session(
-    model: VisionModel,
-    batch: Sequence[LoadedImage],
-    aim: Target,
-    seed: int = 0,
-    memory_gb: float | None = None,
-    grid: str | None = None,
-    inner: InnerBatch | None = None,
-) -> Context:
-    sizes = {tuple(picture.tensor.shape) for picture in batch}
-    if len(sizes) > 1:
-        raise ImageError(f"tensors of different sizes cannot be explained together: {sorted(sizes)}")
-    inputs = torch.stack([picture.tensor for picture in batch])
-    return Context(model, inputs, aim, seed, inner, memory_gb, grid=grid)
-
-
-def _explanations(
-    context: Context,
-    snapshot: Snapshot,
-    model: VisionModel,
-    batch: Sequence[LoadedImage],
-    origin: Origin,
-    answered: Attribution,
-    grid: str | None,
-) -> list[Explanation]:
-    target, how = context.target, origin.method
-    maps = to_grid(answered.map, grid, model, context.inputs).cpu()
-    probabilities = context.probabilities.cpu()
-    best = probabilities.argmax(dim=1)
-    asked = None
-    if target.function is None:
-        asked = Question.of(
-            model, how, None, (), target.output, target.class_subset, grid=grid, seed=context.seed, snapshot=snapshot
-        )
-    made = []
-    for i, picture in enumerate(batch):
-        explained = None if target.classes is None else int(target.classes[i])
-        predicted = int(best[i])
-        extras = {name: value[i].cpu().clone() for name, value in answered.extras.items()}
-        rivals = () if target.contrast is None else tuple(target.contrast[i].tolist())
-        compare_classes = (
-            () if target.compare_classes is None else tuple(c for c in target.compare_classes[i].tolist() if c >= 0)
-        )
-        name = getattr(target.function, "__name__", "callable") if explained is None else model.label(explained)
-        made.append(
-            Explanation(
-                map=maps[i].clone(),
-                target=explained,
-                label=name,
-                probability=None if explained is None else float(probabilities[i, explained]),
-                method=how.spec,
-                settings=how.settings,
-                seed=context.seed,
-                model=model.name,
-                prediction=Prediction(predicted, model.label(predicted), float(probabilities[i, predicted])),
-                image=picture.image,
-                name=picture.name,
-                output="callable" if target.function is not None else " and ".join(how.outputs(target.output)),
-                asked=target.output,
-                identity=None
-                if asked is None
-                else Identity(
-                    replace(asked, contrast=rivals, compare_classes=compare_classes), picture.digest, explained
-                ),
-                class_subset=target.class_subset or (),
-                compare_classes=compare_classes,
-                contrast=rivals,
-                contrast_classes=tuple(model.label(rival) for rival in rivals),
-                extras=extras,
-                class_names=tuple(model.label(c) for c in extras["classes"].tolist() if c >= 0)
-                if "classes" in extras
-                else (),
-                box=picture.box,
-                source=None if picture.path is None else str(picture.path),
-                original_image=picture.original,
-                origin=origin,
-            )
-        )
-    return made

@@ -20,10 +20,9 @@ from vitreous.benchmark.report import report
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.units import Unit
 from vitreous.datasets import read_samples
-from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
-from vitreous.evaluation.explainers import ExternalExplainer
-from vitreous.evaluation.runner import Cost, Explaining
-from vitreous.evaluation.runner import mapped as explained
+from vitreous.evaluation.plan import EvaluationPlan, ExternalExplainer, image_shape_of, with_batch_sizes
+from vitreous.evaluation.runner import Attributor, Cost
+from vitreous.evaluation.runner import attribute_unit as explained
 from vitreous.methods import compute_attributions
 from vitreous.metrics import EvaluationConfig
 from vitreous.tracing import Context, Target
@@ -45,7 +44,7 @@ def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator
         seen[0] += len(given[0])
 
     handle = model.module.patch_embed.register_forward_pre_hook(count)
-    monkeypatch.setattr(Explaining, "_now", lambda self: float(seen[0]))
+    monkeypatch.setattr(Attributor, "_now", lambda self: float(seen[0]))
     yield seen
     handle.remove()
 
@@ -112,7 +111,8 @@ def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards:
     target = Target(classes=found.classes["given"].cpu())
     before = forwards[0]
     names = sorted(SPELLINGS)
-    alone = compute_attributions(Context(model, x, target, batch=found.inner), [vt.get_method(name) for name in names])
+    context = Context(model, x, target, batch=found.config.attribution_batch)
+    alone = compute_attributions(context, [vt.get_method(name) for name in names])
     looking = 2  # to know the predicted class
     assert taken == forwards[0] - before + looking
     for name, each in zip(names, alone, strict=True):

@@ -53,7 +53,7 @@ def test_the_map_is_the_librarys(here: Path) -> None:
     model = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
     expected = vt.explain(model, "a.png", "gradcam(layer=3)", 7, contrast=[1, 9], output="logprob")
     found = vt.Explanation.load(result(here / "out", "a"))
-    assert (found.target, found.contrast, found.output) == (7, (1, 9), "logprob")
+    assert (found.target, found.request.contrast, found.output) == (7, (1, 9), "logprob")
     torch.testing.assert_close(found.map, expected.map)
 
 

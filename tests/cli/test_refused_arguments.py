@@ -12,8 +12,9 @@ import torch
 
 import vitreous as vt
 from families import FAMILIES, images
+from vitreous.datasets import image_files
 from vitreous.errors import ImageError, ModelError, VitreousError
-from vitreous.evaluation.funnybirds import window
+from vitreous.evaluation.funnybirds import dilation_width
 from vitreous.tracing.memory import budget_bytes
 
 NO_BUDGETS = [0, 0.0, -1, float("nan"), float("inf"), 1e300, 2**40, "2", True]
@@ -121,11 +122,11 @@ def test_an_empty_path_is_not_the_current_folder(model: Any, tmp_path: Path, mon
         with pytest.raises(ImageError, match="the path of an image is empty"):
             vt.explain(model, source, "random")
     with pytest.raises(ImageError, match="the path of an image is empty"):
-        vt.image_files("")
+        image_files("")
     assert len(vt.explain(model, ".", "random")) == 1
 
 
 def test_a_dilation_wider_than_the_image_is_refused() -> None:
-    assert window(64, 129) == 129
+    assert dilation_width(64, 129) == 129
     with pytest.raises(VitreousError, match="dilation=131 is wider than images of 64 pixels"):
-        window(64, 131)
+        dilation_width(64, 131)

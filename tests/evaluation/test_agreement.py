@@ -15,7 +15,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from vitreous.errors import SpecError, VitreousError
-from vitreous.evaluation.agreement import agreement, best_layers, layer_methods
+from vitreous.evaluation.diagnostics import agreement, best_layers, layer_methods
 from vitreous.metrics.bootstrap import resamples
 from vitreous.results.diagnostics import Agreement
 from zoo import EVERY
@@ -91,7 +91,7 @@ def test_printing(found: Agreement) -> None:
     assert text[0].split() == METHODS
     assert [line.split()[0] for line in text[1:]] == METHODS
     assert f"{found['ixg', 'generic']:.3f}" == text[1].split()[2]
-    assert repr(found).startswith("Agreement of 3 methods by spearman on the token grid, 6 pictures\n")
+    assert repr(found).startswith("Agreement of 3 methods by spearman on the token grid, 6 images\n")
     assert "<table>" in found._repr_html_()
     assert found.to_markdown().count("\n") >= 4
     assert len(found.to_csv().splitlines()) == 1 + 3
@@ -115,8 +115,8 @@ def test_saved_and_loaded(found: Agreement, tmp_path: Path) -> None:
     ("text", "said"),
     [
         (None, "cannot be read"),
-        ("nonsense", "is no agreement"),
-        ('{"schema": "vitreous.evaluate/2"}', "is no agreement of the form vitreous.agreement/1"),
+        ("nonsense", "is no JSON"),
+        ('{"schema": "vitreous.evaluate/2"}', "is no agreement of the schema vitreous.agreement/1"),
         ('{"schema": "vitreous.agreement/1", "methods": ["a"]}', "is no agreement: KeyError"),
         ("[]", "is no agreement"),
     ],

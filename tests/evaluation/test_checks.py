@@ -13,7 +13,7 @@ from torch import Tensor
 import vitreous as vt
 from families import FAMILIES, images
 from photographs import NAMES, photo
-from vitreous.evaluation.checks import agreement
+from vitreous.evaluation.checks import rank_agreement
 from vitreous.results.diagnostics import CHECK_VERDICTS as VERDICTS
 from vitreous.world import Scene, render
 from zoo import EVERY
@@ -47,7 +47,7 @@ def test_the_runner_up_is_the_most_probable_other_class(model: vt.VisionModel) -
     chances = model.logits(inputs).softmax(dim=1)[0]
     other = max((c for c in range(5) if c != 2), key=lambda c: float(chances[c]))
     expected = vt.get_method("ixg").attribute(model, inputs, other, output="logprob")[0]
-    found = e.check(model)["runner-up"].numbers
+    found = vt.check(e, model)["runner-up"].numbers
     assert found["class"] == other
     assert found["probability"] == pytest.approx(float(chances[other]), abs=1e-6)
     assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
@@ -56,10 +56,10 @@ def test_the_runner_up_is_the_most_probable_other_class(model: vt.VisionModel) -
 def test_a_class_it_is_explained_against_is_no_runner_up(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(), "ixg", 2, contrast=[0, 1, 4])
     expected = vt.get_method("ixg").attribute(model, tensor(model, e), 3, contrast=[0, 1, 4])[0]
-    found = e.check()["runner-up"].numbers
+    found = vt.check(e)["runner-up"].numbers
     assert found["class"] == 3
     assert found["agreement"] == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
-    lone = vt.explain(model, photo(), "ixg", 2, contrast=[0, 1, 3, 4]).check()["runner-up"]
+    lone = vt.check(vt.explain(model, photo(), "ixg", 2, contrast=[0, 1, 3, 4]))["runner-up"]
     assert (lone.verdict, lone.numbers) == ("-", {})
 
 
@@ -70,7 +70,7 @@ def test_stability_is_the_lowest_agreement_of_three_seeds(model: vt.VisionModel)
     maps = [vt.get_method(how).attribute(model, inputs, 1, seed=seed)[0].flatten() for seed in (5, 6, 7)]
     lowest = min(spearmanr(maps[i], maps[j]).statistic for i, j in ((0, 1), (0, 2), (1, 2)))
     assert lowest < 1
-    assert e.check()["stability"].numbers == {"agreement": pytest.approx(lowest, abs=1e-6)}
+    assert vt.check(e)["stability"].numbers == {"agreement": pytest.approx(lowest, abs=1e-6)}
 
 
 @pytest.mark.parametrize("how", ["smooth(ixg, samples=5, sigma=0.5)", "tis(masks=16)", "refine(ixg, masks=16)"])
@@ -78,7 +78,7 @@ def test_samples_are_judged_by_their_halves(model: vt.VisionModel, how: str) -> 
     e = vt.explain(model, photo(), how, 1, seed=5)
     one, other = vt.get_method(how).attribute(model, tensor(model, e), 1, seed=5, extras=True)[1]["halves"][0]
     agreed = spearmanr(one.flatten(), other.flatten()).statistic
-    found = e.check()["samples"]
+    found = vt.check(e)["samples"]
     assert found.numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
     assert found.numbers["all"] == pytest.approx(max(0, 2 * agreed / (1 + agreed)), abs=1e-5)
     assert found.verdict == (
@@ -93,8 +93,8 @@ def test_samples_of_a_part_are_judged_too(model: vt.VisionModel) -> None:
         "halves"
     ]
     agreed = spearmanr(*halves[0].flatten(1)).statistic
-    assert e.check()["samples"].numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
-    assert vt.explain(model, photo(), "coiba(samples=2)", 1).check()["samples"].verdict == "-"
+    assert vt.check(e)["samples"].numbers["agreement"] == pytest.approx(agreed, abs=1e-5)
+    assert vt.check(vt.explain(model, photo(), "coiba(samples=2)", 1))["samples"].verdict == "-"
 
 
 def test_halves_are_means_of_every_other_sample(model: vt.VisionModel) -> None:
@@ -116,9 +116,9 @@ def test_agreement() -> None:
     one, other = torch.rand(2, 6, 7, generator=draws)
     tied = (one * 4).round()
     for a, b in ((one, other), (one, one**3), (tied, other), (tied, -tied)):
-        assert agreement(a, b) == pytest.approx(spearmanr(a.flatten(), b.flatten()).statistic, abs=1e-9)
-    assert agreement(one, torch.ones(6, 7)) == 0
-    assert agreement(one, torch.full((6, 7), torch.nan)) == 0
+        assert rank_agreement(a, b) == pytest.approx(spearmanr(a.flatten(), b.flatten()).statistic, abs=1e-9)
+    assert rank_agreement(one, torch.ones(6, 7)) == 0
+    assert rank_agreement(one, torch.full((6, 7), torch.nan)) == 0
 
 
 # -- the shuffled head ---------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_a_shuffled_head_is_the_head_on_shuffled_channels(family: str) -> None:
 def test_the_head_is_compared_under_a_shuffled_one(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(), "generic", 2, seed=9)
     expected = vt.get_method("generic").attribute(model.permute_head(9), tensor(model, e), 2, seed=9)[0]
-    found = e.check()["head"].numbers["agreement"]
+    found = vt.check(e)["head"].numbers["agreement"]
     assert found == pytest.approx(spearmanr(e.map.flatten(), expected.flatten()).statistic, abs=1e-6)
 
 
@@ -162,7 +162,7 @@ def test_a_shuffled_head_reaches_every_kind_of_method(model: vt.VisionModel, how
 
 
 def test_a_good_map(world: vt.VisionModel, creature: Tensor) -> None:
-    found = vt.explain(world, creature).check()
+    found = vt.check(vt.explain(world, creature))
     assert [test.name for test in found.tests] == NAMES
     assert [test.verdict for test in found.tests] == ["good", "-", "-", "good", "good"]
     assert found.verdict == "good"
@@ -174,7 +174,7 @@ def test_a_good_map(world: vt.VisionModel, creature: Tensor) -> None:
 def test_noise_is_condemned(world: vt.VisionModel) -> None:
     """Of random maps one in twenty is called faithful, and one in five doubtful."""
     scenes = render([Scene.of(seed) for seed in range(2, 10)]).images * 2 - 1
-    found = [each.check() for each in vt.explain(world, scenes, "random")]
+    found = [vt.check(each) for each in vt.explain(world, scenes, "random")]
     assert all(each.verdict == "bad" and each["stability"].verdict == "bad" for each in found)
     verdicts = [each["faithfulness"].verdict for each in found]
     assert verdicts.count("bad") >= 5
@@ -183,7 +183,7 @@ def test_noise_is_condemned(world: vt.VisionModel) -> None:
 
 def test_a_map_that_knows_no_class_says_so(world: vt.VisionModel, creature: Tensor) -> None:
     e = vt.explain(world, creature, "rollout")
-    found = e.check()
+    found = vt.check(e)
     assert (found["runner-up"].verdict, found["head"].verdict, found.verdict) == ("weak", "-", "weak")
     assert "same for any" in found["runner-up"].sentence
     assert f"the same for any class, not for {e.label} alone" in found.sentence
@@ -191,7 +191,7 @@ def test_a_map_that_knows_no_class_says_so(world: vt.VisionModel, creature: Tens
 
 def test_a_map_that_ignores_the_head_is_condemned(world: vt.VisionModel, creature: Tensor) -> None:
     """The size of the gradient at the pixels is nearly the same whatever the head asks for."""
-    found = vt.explain(world, creature, "saliency").check()
+    found = vt.check(vt.explain(world, creature, "saliency"))
     assert (found["head"].verdict, found.verdict) == ("bad", "bad")
     assert "does not depend on the classifier" in found.sentence
     assert found.sentence.startswith("do not rely on this map: ")
@@ -199,7 +199,7 @@ def test_a_map_that_ignores_the_head_is_condemned(world: vt.VisionModel, creatur
 
 def test_the_reverse_of_a_good_map_is_condemned(world: vt.VisionModel, creature: Tensor) -> None:
     e = vt.explain(world, creature)
-    upright, upset = (each.check()["faithfulness"] for each in (e, dataclasses.replace(e, map=-e.map)))
+    upright, upset = (vt.check(each)["faithfulness"] for each in (e, dataclasses.replace(e, map=-e.map)))
     assert (upright.verdict, upset.verdict) == ("good", "bad")
     assert upright.numbers["now"] == upset.numbers["now"]
     assert upright.numbers["without"] < upset.numbers["without"]
@@ -209,7 +209,7 @@ def test_the_reverse_of_a_good_map_is_condemned(world: vt.VisionModel, creature:
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_a_flat_map_is_condemned(model: vt.VisionModel) -> None:
-    found = vt.explain(model, photo(), "constant").check()
+    found = vt.check(vt.explain(model, photo(), "constant"))
     assert found.verdict == "bad"
     assert [(test.name, test.verdict) for test in found.tests] == [("faithfulness", "bad")]
     assert "same everywhere" in found.sentence
@@ -218,7 +218,7 @@ def test_a_flat_map_is_condemned(model: vt.VisionModel) -> None:
 def test_on_a_photograph(shared: Path) -> None:
     deit = vt.load("timm/deit_tiny_patch16_224", checkpoint=shared / "deit_tiny_patch16_224.fp16.safetensors")
     cases = vt.compare(deit, shared / "photos/catdog.jpg", ["generic", "skipplus(decompx)", "random", "rollout"])
-    generic, skipplus, random, rollout = (case.check() for case in cases)
+    generic, skipplus, random, rollout = (vt.check(case) for case in cases)
     assert (generic["faithfulness"].verdict, generic["runner-up"].verdict) == ("good", "good")
     assert generic.verdict == "weak"  # attention alone gives most of its order: the head explains the rest
     assert skipplus.verdict == "good"
@@ -229,7 +229,7 @@ def test_on_a_photograph(shared: Path) -> None:
 def test_every_family_can_be_checked() -> None:
     for name in FAMILIES:
         model = vt.wrap(FAMILIES[name]())
-        found = vt.explain(model, photo(), "ixg").check()
+        found = vt.check(vt.explain(model, photo(), "ixg"))
         assert [test.name for test in found.tests] == NAMES, name
         assert all(test.verdict in VERDICTS and test.sentence for test in found.tests), name
 
@@ -238,12 +238,12 @@ def test_every_family_can_be_checked() -> None:
 def test_windows_and_other_grids(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     for how in ("gradcam", "saliency"):
-        assert [test.name for test in vt.explain(model, photo(), how).check().tests] == NAMES
+        assert [test.name for test in vt.check(vt.explain(model, photo(), how)).tests] == NAMES
 
 
 def test_the_grid_asked_for_changes_little(model: vt.VisionModel) -> None:
-    own = vt.explain(model, photo(), "input_x_gradient", 1).check()
-    summed = vt.explain(model, photo(), "input_x_gradient", 1, grid="token").check()
+    own = vt.check(vt.explain(model, photo(), "input_x_gradient", 1))
+    summed = vt.check(vt.explain(model, photo(), "input_x_gradient", 1, grid="token"))
     assert [t.numbers for t in own.tests] == [pytest.approx(dict(t.numbers), abs=1e-4) for t in summed.tests]
-    fine = vt.explain(model, photo(), "generic", 1, grid="pixel").check()
+    fine = vt.check(vt.explain(model, photo(), "generic", 1, grid="pixel"))
     assert fine["stability"].verdict == "-"

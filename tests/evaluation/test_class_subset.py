@@ -50,7 +50,7 @@ def test_the_prediction_and_its_probability_are_among_them(model: vt.VisionModel
     found = vt.explain(model, x, "ixg", class_subset=ONLY)
     assert [e.target for e in found] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
     np.testing.assert_allclose([e.probability for e in found], log.exp().amax(dim=1), rtol=1e-4)
-    assert {e.only for e in found} == {tuple(ONLY)}
+    assert {e.request.class_subset for e in found} == {tuple(ONLY)}
     assert [e.target for e in found] != free.tolist(), "of these images some are predicted otherwise"
 
 
@@ -112,7 +112,7 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             "--json",
         ).out
     )
-    assert scored["plan"]["classes"] == [3, 5, 8]
+    assert scored["plan"]["class_subset"] == [3, 5, 8]
     np.testing.assert_allclose(scored["confidence"]["pred"][0], e.probability, rtol=1e-4)
 
 
@@ -134,6 +134,6 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_captions_name_the_value_that_was_explained(model: vt.VisionModel, x: Tensor, spec: str, value: str) -> None:
     e = vt.explain(model, x[0], spec)
-    assert e.value == value
+    assert e.output == value
     assert f", {value} of " in e.caption
     assert vt.compare(model, x[0], [spec]).rows[0][0].output == value

@@ -104,9 +104,9 @@ def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) ->
 def test_funnybirds(creatures: vt.VisionModel) -> None:
     """An oracle that knows what every part is worth has the right order; falls are those of the scenes themselves."""
     found = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, n_bootstrap=10)
-    assert found.found["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
+    assert found.checks["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
     for name in ("gradcam", "guided_backprop"):
-        assert np.isfinite(found.found[name].sd).all()
+        assert np.isfinite(found.checks[name].sd).all()
         assert found.score(name, "sd") < 1
 
 

@@ -14,17 +14,17 @@ from families import FAMILIES
 from zoo import ALL, CNNS
 
 NAMES = [
-    "a view of the model",
-    "forward through the view equals the model",
+    "the model can be wrapped",
+    "the wrapped forward equals the model's own",
     "attention in every block, rows sum to one",
     "declared rule counts are met",
     "hooks, adapters and code of its own",
-    "shares add up to what attention adds",
+    "contributions add up to what attention adds",
     "gradients reach every block",
     "keeping all tokens changes nothing",
     "sub-networks agree",
     "preprocessing",
-    "labels",
+    "class names",
 ]
 
 
@@ -69,7 +69,7 @@ def test_a_forward_that_the_view_does_not_follow():
     model = FAMILIES["vit"]()
     model.__class__ = Odd
     found = vt.diagnose(model)
-    assert "logits differ" in verdict(found, "forward through the view equals the model").sentence
+    assert "logits differ" in verdict(found, "the wrapped forward equals the model's own").sentence
     assert "something else than its parts" in verdict(found, "sub-networks agree").sentence
 
 
@@ -107,7 +107,7 @@ def test_a_model_that_raises_gets_no_traceback():
     model = FAMILIES["vit"]()
     model.blocks[0].attn.qkv.register_forward_hook(lambda *a: 1 / 0)
     found = vt.diagnose(model)
-    assert "ZeroDivisionError" in verdict(found, "forward through the view equals the model").sentence
+    assert "ZeroDivisionError" in verdict(found, "the wrapped forward equals the model's own").sentence
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
         ({}, vt.VitreousError, "give at least one method"),
         (["ixg", "ixg"], vt.VitreousError, "the method ixg is named twice"),
         (5, vt.VitreousError, "5 is no method"),
-        ({"few": torch.zeros(2, 4, 4)}, MapError, "2 maps were given, fewer than there are pictures"),
+        ({"few": torch.zeros(2, 4, 4)}, MapError, "2 maps were given, fewer than there are images"),
         ({"flat": lambda m, x, c: x.sum()}, MapError, r"flat gave \[\] for 4 images"),
         ({"words": lambda m, x, c: "map"}, MapError, "words gave no maps"),
         ({"half": lambda m, x, c: x[:2, 0]}, MapError, r"half gave \[2, 32, 32\] for 4 images"),
@@ -204,7 +204,7 @@ def test_targets(model: Any, inputs: Tensor) -> None:
 def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
     for options, error, said in [
         ({"labels": [1, 2]}, TargetError, "there is no label for input-2"),
-        ({"labels": [1] * 5}, TargetError, "5 labels for 4 pictures"),
+        ({"labels": [1] * 5}, TargetError, "5 labels for 4 images"),
         ({"labels": [1, 2, 3, 9]}, vt.VitreousError, "9"),
         ({"labels": {"input-0": 1}}, TargetError, "there is no label for input-1"),
         ({"target": "label"}, TargetError, "target='label' needs the true classes"),
@@ -287,8 +287,10 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
     assert text.splitlines()[0].split()[:5] == ["method", "insdel", "↑", "deletion", "↓"]
     *lines, trial = text.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(table.methods)
-    verdicts = [str(found.verdict) for found in table.trial.values() if found]
-    assert trial.split() == ["on", "trial", *" ".join(verdicts).split()], "what is known about the metrics comes last"
+    verdicts = [str(found.verdict) for found in table.meta_verdicts.values() if found]
+    assert trial.split() == ["meta-evaluation", *" ".join(verdicts).split()], (
+        "what is known about the metrics comes last"
+    )
     assert f"{table.mean('ixg', 'insdel'):.4f}" in text
     assert "4 constant" in text
 

@@ -71,7 +71,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
         [probability(model, patched(e.image, gone), 2, compare_classes) for gone in (position, ~position)]
         for position in places
     ]
-    found = e.check()["faithfulness"].numbers
+    found = vt.check(e)["faithfulness"].numbers
     assert found["now"] == pytest.approx(probability(model, e.image, 2, compare_classes), abs=1e-6)
     assert (found["without"], found["alone"]) == pytest.approx((without, alone), abs=1e-6)
     assert found["others_without"] == pytest.approx(np.median([each for each, _ in others]), abs=1e-6)
@@ -84,7 +84,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
 
 def test_what_the_model_says_then_is_the_class_of_these_pictures(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(1), "ixg", 4)
-    found = e.check()["faithfulness"].numbers
+    found = vt.check(e)["faithfulness"].numbers
     mask = strongest(e.map).numpy()
     for name, gone in (("without", mask), ("alone", ~mask)):
         chances = model.logits(model.preprocess.to_tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
@@ -202,7 +202,7 @@ def test_a_saturated_model_cannot_tell() -> None:
     with torch.no_grad():
         model.head.weight *= 0.001
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
-    found = vt.explain(model, photo(), "ixg").check()["faithfulness"]
+    found = vt.check(vt.explain(model, photo(), "ixg"))["faithfulness"]
     assert found.verdict == "-"
     assert "stays at 100 %, whatever is blurred" in found.sentence
 
@@ -212,7 +212,7 @@ def test_one_output_and_two_classes() -> None:
         model = vt.wrap(_build(num_classes=classes))
         for target in (0, 1):
             e = vt.explain(model, photo(), "ixg", target)
-            found = e.check()["faithfulness"].numbers
+            found = vt.check(e)["faithfulness"].numbers
             assert found["now"] == pytest.approx(e.probability, abs=1e-6)
             assert {found["class_without"], found["class_alone"]} <= {0, 1}
             assert found["top_without"] >= 0.5
@@ -223,16 +223,16 @@ def test_the_reverse_of_a_map_takes_other_patches(model: vt.VisionModel) -> None
     assert not (strongest(map) & strongest(-map)).any()
 
 
-def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(vision_model: vt.VisionModel) -> None:
+def test_the_test_is_the_same_on_a_mutated_model_of_the_same_weights(model: vt.VisionModel) -> None:
     """Nothing of it is remembered from one model to the next."""
-    first = vt.explain(vision_model, photo(), "ixg").check()["faithfulness"].numbers
+    first = vt.check(vt.explain(model, photo(), "ixg"))["faithfulness"].numbers
     model = FAMILIES["vit"]()
     other = vt.wrap(model)
     with torch.no_grad():
         model.head.weight.mul_(1.5)
-    changed = vt.explain(other, photo(), "ixg").check()["faithfulness"].numbers
+    changed = vt.check(vt.explain(other, photo(), "ixg"))["faithfulness"].numbers
     with torch.no_grad():
         model.head.weight.div_(1.5)
-    again = vt.explain(other, photo(), "ixg").check()["faithfulness"].numbers
+    again = vt.check(vt.explain(other, photo(), "ixg"))["faithfulness"].numbers
     assert changed != first
     assert dict(again) == pytest.approx(dict(first), abs=1e-5)

@@ -17,8 +17,7 @@ from families import FAMILIES, images
 from vitreous.benchmark.data import checked_explainer
 from vitreous.datasets import read_samples
 from vitreous.errors import MapError, ModelChangedError
-from vitreous.evaluation.config import with_batch_sizes
-from vitreous.evaluation.explainers import named
+from vitreous.evaluation.plan import named, with_batch_sizes
 from vitreous.methods import Attribution, Method
 from vitreous.methods import registry as method_registry
 from vitreous.metrics import Curve, EvaluationConfig, Metric

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import vitreous as vt
 from funnybirds_sets import smallest
-from vitreous.evaluation.funnybirds import Reader, window
-from vitreous.evaluation.funnybirds_data import Change, Scenes
+from vitreous.evaluation.funnybirds import PartReader, dilation_width
+from vitreous.evaluation.funnybirds_data import FunnyBirdsScenes, Intervention
 from vitreous.evaluation.funnybirds_scores import disjoint_pairs
 from vitreous.world import PARTS, Scene, World, pack, pair, render, unpack
 
@@ -52,7 +52,10 @@ def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
         assert 0 < found.accuracy.mean() < 1
     levels = [*found.thresholds.tolist(), found.fixed]
     assert levels[:80] == pytest.approx([0.01 + place * 0.49 / 79 for place in range(80)])
-    pairs, read = disjoint_pairs(Scenes.of(SCENES, 128, torch.device("cpu")).variants), found.found["painted"]
+    pairs, read = (
+        disjoint_pairs(FunnyBirdsScenes.of(SCENES, 128, torch.device("cpu")).variants),
+        found.checks["painted"],
+    )
     for image, scene in enumerate(SCENES.scenes()):
         label, rendered = scene.label, render(scene)
         subsets = [[p for k, p in enumerate(PARTS) if mask >> k & 1] for mask in range(32)]
@@ -112,13 +115,13 @@ def test_each_state_is_run_once(model: vt.VisionModel, monkeypatch: pytest.Monke
     from vitreous.metrics import BatchRunner
 
     runs: list[int] = []
-    look = BatchRunner.look
+    look = BatchRunner.forward
 
     def counted(self: BatchRunner, inputs: Tensor) -> Tensor:
         runs.append(len(inputs))
         return look(self, inputs)
 
-    monkeypatch.setattr(BatchRunner, "look", counted)
+    monkeypatch.setattr(BatchRunner, "forward", counted)
     told: list[tuple[float, int | None]] = []
     done = vt.funnybirds(
         model,
@@ -136,14 +139,14 @@ def test_each_state_is_run_once(model: vt.VisionModel, monkeypatch: pytest.Monke
     assert done.score("one", "mean") == done.score("two", "mean")
 
 
-def test_the_predicted_class_is_not_explained_twice(vision_model: vt.VisionModel) -> None:
+def test_the_predicted_class_is_not_explained_twice(model: vt.VisionModel) -> None:
     asked: list[tuple[int, int]] = []
 
     def noted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         asked.extend((int(x.sum() * 1e3), int(c)) for x, c in zip(inputs, classes, strict=True))
         return painted(model, inputs, classes)
 
-    vt.funnybirds(vision_model, {"noted": noted}, World(n=2), controls=False, n_bootstrap=1)
+    vt.funnybirds(model, {"noted": noted}, World(n=2), controls=False, n_bootstrap=1)
     assert len(asked) == len(set(asked)) <= 3 * 2
 
 
@@ -151,19 +154,19 @@ def test_batches_and_repetition_change_nothing(model: vt.VisionModel, found: vt.
     two = World(n=2, start=3)
     asked: dict[str, Any] = {"oracle": True, "controls": False, "n_bootstrap": 20}
     first = vt.funnybirds(model, {"painted": painted}, two, **asked)
-    again = vt.funnybirds(model, {"painted": painted}, Scenes.of(two, 0, model.device), **asked)
+    again = vt.funnybirds(model, {"painted": painted}, FunnyBirdsScenes.of(two, 0, model.device), **asked)
     small = vt.funnybirds(model, {"painted": painted}, two.scenes(), batch_size=5, **asked)
     assert str(again) == str(first)
     for name in found.methods:
         for other in (again, small, found):
-            np.testing.assert_array_equal(other.found[name].curves[:2], first.found[name].curves)
-            np.testing.assert_array_equal(other.found[name].ts[:2], first.found[name].ts)
-            np.testing.assert_allclose(other.found[name].sd[:2], first.found[name].sd)
+            np.testing.assert_array_equal(other.checks[name].curves[:2], first.checks[name].curves)
+            np.testing.assert_array_equal(other.checks[name].ts[:2], first.checks[name].ts)
+            np.testing.assert_allclose(other.checks[name].sd[:2], first.checks[name].sd)
 
 
 def test_an_oracle_gets_what_it_must(found: vt.FunnyBirdsResult) -> None:
     """SD is 1; D is 1 at t = 1/2; the rest is the model's."""
-    oracle = found.found["oracle"]
+    oracle = found.checks["oracle"]
     assert oracle.sd == pytest.approx(np.ones(len(SCENES)))
     assert found.score("oracle", "cor") == pytest.approx(1)
     assert found.thresholds[-1] == 0.5
@@ -174,11 +177,11 @@ def test_an_oracle_gets_what_it_must(found: vt.FunnyBirdsResult) -> None:
 
 def test_an_oracle_holds_the_falls_whatever_the_dilation() -> None:
     draw = np.random.default_rng(0)
-    source = Scenes.of(World(n=1, size=256), 0, torch.device("cpu"))
-    (seen,) = source.seen(range(1))
+    source = FunnyBirdsScenes.of(World(n=1, size=256), 0, torch.device("cpu"))
+    (seen,) = source.masks(range(1))
     falls = draw.normal(size=(2, 18))
     for wide in (1, 5, 9):
-        reader = Reader(seen, 18, wide)
+        reader = PartReader(seen, 18, wide)
         values, totals = reader.importances(reader.oracle(falls))
         shown = [owner for owner, mask in zip(seen.owners, seen.masks, strict=True) if mask.any()]
         assert values[:, shown] == pytest.approx(falls[:, shown])
@@ -186,21 +189,23 @@ def test_an_oracle_holds_the_falls_whatever_the_dilation() -> None:
 
 
 def test_windows() -> None:
-    assert [window(size) for size in (256, 224, 128, 64, 32, 512)] == [5, 5, 3, 1, 1, 9]
-    assert window(128, 7) == 7
+    assert [dilation_width(size) for size in (256, 224, 128, 64, 32, 512)] == [5, 5, 3, 1, 1, 9]
+    assert dilation_width(128, 7) == 7
     for wrong in (0, 4):
         with pytest.raises(vt.VitreousError, match=f"dilation={wrong} is not an odd number"):
-            window(128, wrong)
+            dilation_width(128, wrong)
 
 
 def test_interventions_are_the_scenes_own() -> None:
     """Rendered in one batch, to the bit what the scene gives when changed by hand; a marker is one more object."""
     world = World(n=3, shortcut=True)
-    source, scenes = Scenes.of(world, 128, torch.device("cpu")), world.scenes()
-    images = source.images([Change(0, 0b00101), Change(1, 31, 2), Change(2, 31, 12), Change(2, 31)])
+    source, scenes = FunnyBirdsScenes.of(world, 128, torch.device("cpu")), world.scenes()
+    images = source.images(
+        [Intervention(0, 0b00101), Intervention(1, 31, 2), Intervention(2, 31, 12), Intervention(2, 31)]
+    )
     by_hand = [scenes[0].only("horn", "coat"), scenes[1].without_object(2), scenes[2].unmarked(), scenes[2]]
     assert torch.equal(images, render(by_hand).images)
-    for image, (scene, seen) in enumerate(zip(scenes, source.seen(range(3)), strict=True)):
+    for image, (scene, seen) in enumerate(zip(scenes, source.masks(range(3)), strict=True)):
         assert source.objects(image) == [*range(len(scene.objects)), *([12] if scene.marker else [])]
         assert seen.owners.tolist() == [0, 1, 2, 3, 4, *(5 + k for k in source.objects(image))]
         rendered = render(scene)
@@ -230,9 +235,9 @@ def test_maps_that_are_strange_are_counted(model: vt.VisionModel) -> None:
     assert done.degenerate["flat"] == {"constant": 2, "zero": 0, "nonfinite": 0, "total not positive": 0}
     assert done.degenerate["minus"]["total not positive"] == 2
     assert "2 total not positive" in str(done)
-    assert np.isnan(done.found["nan"].curves).all()
-    assert np.isnan(done.found["nan"].sd).all()
-    assert np.isnan(done.found["zero"].sd).all()
+    assert np.isnan(done.checks["nan"].curves).all()
+    assert np.isnan(done.checks["nan"].sd).all()
+    assert np.isnan(done.checks["zero"].sd).all()
     assert done.score("zero", "d") == 1, "nothing is important"
     assert done.score("zero", "csdc") == 0
 
@@ -253,7 +258,7 @@ def test_bad_input(model: vt.VisionModel) -> None:
         ([scene], {"fixed": 1.5}, "thresholds and fixed are shares"),
         ([scene], {"dilation": 2}, "dilation=2"),
         ([scene], {"share": 0}, "share=0 must lie between 0 and 1"),
-        ([scene], {"interpolation": "cubic"}, "interpolation='cubic' is not one of nearest, bilinear"),
+        ([scene], {"interpolation": "cubic"}, "interpolation='cubic' is not one of bilinear, nearest"),
         ([scene], {"batch_size": 0}, "batch_size=0 must be at least 1"),
     ]:
         with pytest.raises(vt.VitreousError, match=said):

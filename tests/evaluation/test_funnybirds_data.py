@@ -19,7 +19,7 @@ from vitreous.benchmark.protocol import read, replace_model
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.datasets import open_source
 from vitreous.datasets.funnybirds import Layout
-from vitreous.evaluation.funnybirds_data import Change, Folder
+from vitreous.evaluation.funnybirds_data import FunnyBirdsFolder, Intervention
 from vitreous.world import NAMES, PARTS, render
 
 
@@ -40,8 +40,8 @@ def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
     made = vt.funnybirds(model, {"painted": painted}, SCENES, **asked)
     np.testing.assert_array_equal(read.accuracy, made.accuracy)
     np.testing.assert_array_equal(read.background, made.background)
-    np.testing.assert_allclose(read.found["painted"].curves, made.found["painted"].curves)
-    np.testing.assert_allclose(read.found["painted"].sd, made.found["painted"].sd)
+    np.testing.assert_allclose(read.checks["painted"].curves, made.checks["painted"].curves)
+    np.testing.assert_allclose(read.checks["painted"].sd, made.checks["painted"].sd)
     assert read.plan["states"] == made.plan["states"]
     assert read.images == tuple(f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES))
 
@@ -49,31 +49,31 @@ def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
 def test_objects_that_no_map_shows_are_a_warning(folder: Path, tmp_path: Path) -> None:
     for place, scene in enumerate(SCENES):
         part_map(scene.without_objects(), tmp_path / f"{place}.png")
-    hidden = Folder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
+    hidden = FunnyBirdsFolder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
     with pytest.warns(vt.VitreousWarning, match="no background object is seen in any part map"):
         vt.funnybirds(vt.load("world"), {"painted": painted}, hidden, controls=False, n_bootstrap=1)
 
 
 def test_instances_are_masks_of_their_own(folder: Path) -> None:
-    source = Folder.of(folder)
-    (seen,) = source.seen(range(1))
+    source = FunnyBirdsFolder.of(folder)
+    (seen,) = source.masks(range(1))
     assert set(seen.owners.tolist()) == set(range(5 + len(SCENES[0].objects)))
     rendered = render(SCENES[0])
     for part, own in BIRD.items():
         mine = seen.masks[seen.owners == LAYOUT.parts.index(part)]
         assert (mine.sum(axis=0) == rendered.parts[0, PARTS.index(own)].numpy()).all()
     assert source.size == 128
-    assert source.images([Change(0, 31)]).shape == (1, 3, 128, 128)
+    assert source.images([Intervention(0, 31)]).shape == (1, 3, 128, 128)
 
 
 def test_names_may_be_others(folder: Path) -> None:
     other = Layout(part_map="maps/{label}/{image}.png", nobody=((1, 2, 3),))
     with pytest.raises(vt.VitreousError, match=f"no such file: {folder}/maps/{SCENES[0].label}/0.png"):
-        list(Folder.of(folder, other).seen(range(1)))
+        list(FunnyBirdsFolder.of(folder, other).masks(range(1)))
     with pytest.raises(vt.VitreousError, match=r"has the colour \(0, 0, 0\), which is nobody's"):
-        list(Folder.of(folder, Layout(nobody=((1, 2, 3),))).seen(range(1)))
+        list(FunnyBirdsFolder.of(folder, Layout(nobody=((1, 2, 3),))).masks(range(1)))
     with pytest.raises(vt.VitreousError, match="cannot be filled in"):
-        Folder.of(folder, Layout(image="{colour}.png")).names  # noqa: B018
+        FunnyBirdsFolder.of(folder, Layout(image="{colour}.png")).names  # noqa: B018
     with pytest.raises(vt.VitreousError, match="is of 'horn', but the parts are"):
         Layout(colours={(1, 1, 1): "horn"})
     with pytest.raises(vt.VitreousError, match="no colour of the part maps is of tail"):
@@ -99,41 +99,41 @@ def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: s
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
     with pytest.raises(vt.VitreousError, match=said):
-        Folder.of(tmp_path)
+        FunnyBirdsFolder.of(tmp_path)
 
 
 def test_pictures_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     label = NAMES.index(SCENES[0].name)
     for name in ("classes.json", "dataset_test.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    source = Folder.of(tmp_path)
+    source = FunnyBirdsFolder.of(tmp_path)
     with pytest.raises(vt.VitreousError, match="no such file"):
         source.size  # noqa: B018
     picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
     with pytest.raises(vt.VitreousError, match=f"no such file: .*{label}/000000/body_beak_wing.png"):
-        source.images([Change(0, 0b10001)])
+        source.images([Intervention(0, 0b10001)])
     small = tmp_path / f"test_interventions/{label}/000000/body_.png"
     small.parent.mkdir(parents=True)
     Image.new("RGB", (20, 10)).save(small)
     with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels, others are 128 x 128"):
-        source.images([Change(0, 0)])
+        source.images([Intervention(0, 0)])
     Image.new("RGB", (20, 10)).save(tmp_path / f"test/{label}/000000.png")
     with pytest.raises(vt.VitreousError, match="is 20 x 10 pixels; birds are square"):
-        Folder.of(tmp_path).size  # noqa: B018
+        FunnyBirdsFolder.of(tmp_path).size  # noqa: B018
     many = Image.new("RGB", (128, 128), (204, 204, 244))
     picture(SCENES[0], tmp_path / f"test/{label}/000000.png")
     (tmp_path / f"test_part_map/{label}").mkdir(parents=True)
     many.save(tmp_path / f"test_part_map/{label}/000000.png")
     with pytest.raises(vt.VitreousError, match="shows object 40, but the image has"):
-        list(Folder.of(tmp_path, Layout(nobody=((0, 0, 0),))).seen(range(1)))
+        list(FunnyBirdsFolder.of(tmp_path, Layout(nobody=((0, 0, 0),))).masks(range(1)))
 
 
 def test_part_maps_without_the_colour_of_any_part_are_refused(folder: Path, tmp_path: Path) -> None:
     for place in range(len(SCENES)):
         Image.new("RGB", (128, 128), (9, 9, 9)).save(tmp_path / f"{place}.png")
-    other = Folder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
+    other = FunnyBirdsFolder.of(folder, Layout(part_map=f"{tmp_path}/{{image}}.png"))
     with pytest.raises(vt.VitreousError, match=r"no part map of .* has the colour of a part"):
-        list(other.seen(range(1)))
+        list(other.masks(range(1)))
 
 
 def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:

@@ -14,7 +14,7 @@ import vitreous as vt
 from funnybirds_sets import TABLE, P, smallest, subsets
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs, sufficient_sets
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results.funnybirds import COLUMNS, Found, FunnyBirdsResult
+from vitreous.results.funnybirds import COLUMNS, FunnyBirdsChecks, FunnyBirdsResult
 
 K, N = 3, 24
 LEVELS = np.array([0.0, 0.05, 0.1, 0.2, 0.35, 0.5])
@@ -180,7 +180,7 @@ def test_oracles_of_sets_pass_one_of_the_two_checks(facts: Interventions) -> Non
     assert (scores[~np.isnan(scores)] >= 0.5).all()
 
 
-def result(facts: Interventions, samples: int = 200) -> FunnyBirdsResult:
+def result(facts: Interventions, n_bootstrap: int = 200) -> FunnyBirdsResult:
     levels = np.append(LEVELS, 0.12)
     found = {}
     for seed, name in enumerate(("a", "b")):
@@ -193,17 +193,26 @@ def result(facts: Interventions, samples: int = 200) -> FunnyBirdsResult:
             facts.distractibility(target, levels),
         ]
         sensitivity = facts.target_sensitivity(one, other, disjoint_pairs(TABLE))
-        found[name] = Found(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
+        found[name] = FunnyBirdsChecks(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
     names = tuple(f"bird {image}" for image in range(N))
     strange = {"a": {"zero": 0}, "b": {"zero": 2}}
     return FunnyBirdsResult(
-        names, ("a", "b"), LEVELS, 0.12, facts.accuracy(), facts.background(), found, strange, {"d": 1}, samples=samples
+        names,
+        ("a", "b"),
+        LEVELS,
+        0.12,
+        facts.accuracy(),
+        facts.background(),
+        found,
+        strange,
+        {"d": 1},
+        n_bootstrap=n_bootstrap,
     )
 
 
 def slow(birds: FunnyBirdsResult, name: str, images: Any, at: str) -> dict[str, float]:
     """Every column from the per-image scores of some images, with repetitions."""
-    found, images = birds.found[name], list(images)
+    found, images = birds.checks[name], list(images)
 
     def mean(values: Any) -> float:
         known = [v for v in values if not np.isnan(v)]
@@ -245,7 +254,7 @@ def test_aggregation(facts: Interventions, at: str) -> None:
 def test_intervals_choose_the_threshold_anew(facts: Interventions) -> None:
     from vitreous.metrics.bootstrap import resamples
 
-    birds = result(facts, samples=60)
+    birds = result(facts, n_bootstrap=60)
     weights = np.concatenate(list(resamples(N, 60, 0)))
     rows = [slow(birds, "a", np.repeat(np.arange(N), row.astype(int)), "best") for row in weights]
     for column in COLUMNS:
@@ -275,7 +284,7 @@ def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
     with pytest.raises(vt.VitreousError, match="must end in"):
         birds.save(tmp_path / "birds.txt")
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(vt.VitreousError, match="is no result of FunnyBirds"):
+    with pytest.raises(vt.VitreousError, match="is no FunnyBirds result"):
         FunnyBirdsResult.load(tmp_path / "other.json")
 
 
@@ -295,7 +304,7 @@ def test_bad_questions(facts: Interventions) -> None:
 def test_nothing_right_is_no_completeness(facts: Interventions) -> None:
     """Without a right answer there is no CSDC, hence neither Com. nor a mean; nothing is made up."""
     birds = result(facts)
-    for found in birds.found.values():
+    for found in birds.checks.values():
         found.curves[:, 0] = np.nan
     assert all(math.isnan(birds.score("a", column)) for column in ("csdc", "com", "mean"))
     assert math.isnan(birds.threshold("a"))

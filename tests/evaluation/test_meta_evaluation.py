@@ -13,8 +13,8 @@ import pytest
 import vitreous as vt
 from planted_metrics import planted
 from vitreous.errors import VitreousError
-from vitreous.evaluation.meta_evaluation import courses, judges_of
-from vitreous.evaluation.meta_maps import known
+from vitreous.evaluation.meta_evaluation import metrics_of, runs_of
+from vitreous.evaluation.meta_maps import measure_scenes
 from vitreous.evaluation.meta_statistics import CORE, PAIRS
 from vitreous.metrics import ImageShape, get_metric
 
@@ -29,7 +29,7 @@ def world() -> vt.VisionModel:
 
 @pytest.fixture(scope="module")
 def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
-    scenes = known(world, SCENES)
+    scenes = measure_scenes(world, SCENES)
     maps = scenes.map().numpy()
     by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.annotations, maps, strict=True)}
     with planted(by_mask):
@@ -93,7 +93,7 @@ def test_what_cannot_be_tried_is_told(found: vt.MetaEvaluation) -> None:
     assert found["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
     assert found["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
     assert found["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
-    assert {row.verdict for row in found.tried if not row.images} == {"not tried"}
+    assert {row.verdict for row in found.assessments if not row.images} == {"not tried"}
     assert str(found).count("not tried") >= 3
 
 
@@ -111,9 +111,9 @@ def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
     row = found["average_increase"]
     assert row.over_seeds is not None
     assert row.over_seeds.runs == ("seed 0", "seed 1")
-    assert row.over_substrates is not None
-    assert row.over_substrates.runs == ("its own", "black")
-    assert found["planted_perfect"].over_substrates is None
+    assert row.over_baselines is not None
+    assert row.over_baselines.runs == ("its own", "black")
+    assert found["planted_perfect"].over_baselines is None
     assert found["planted_perfect"].over_seeds is not None
     assert found["planted_perfect"].over_seeds.order == pytest.approx(1)
     assert [(step.better, step.worse) for step in row.steps if step.required] == [
@@ -128,9 +128,9 @@ def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
 
 def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
     lines = str(found).splitlines()
-    verdicts = [line.split()[1] for line in lines[1 : 1 + len(found.tried)]]
+    verdicts = [line.split()[1] for line in lines[1 : 1 + len(found.assessments)]]
     assert verdicts == sorted(verdicts, key=["fails", "blind", "passes", "not"].index)
-    assert found.to_markdown().count("\n") == len(found.tried) + 2
+    assert found.to_markdown().count("\n") == len(found.assessments) + 2
     again = vt.MetaEvaluation.load(found.save(tmp_path / "trial.json"))
     assert again.to_json() == json.loads(json.dumps(found.to_json()))
     assert str(again) == str(found)
@@ -138,17 +138,17 @@ def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match="no metric 'perfect'"):
         found["perfect"]
     with pytest.raises(VitreousError, match="must end in"):
-        found.save(tmp_path / "trial.csv")
+        found.save(tmp_path / "trial.txt")
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(VitreousError, match="no trial of the form"):
+    with pytest.raises(VitreousError, match="no meta-evaluation of the schema"):
         vt.MetaEvaluation.load(tmp_path / "other.json")
-    (tmp_path / "cut.json").write_text(json.dumps({**found.to_json(), "tried": [{}]}))
-    with pytest.raises(VitreousError, match=r"cut\.json is no trial"):
+    (tmp_path / "cut.json").write_text(json.dumps({**found.to_json(), "assessments": [{}]}))
+    with pytest.raises(VitreousError, match=r"cut\.json is no meta-evaluation"):
         vt.MetaEvaluation.load(tmp_path / "cut.json")
 
 
 def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, found: vt.MetaEvaluation) -> None:
-    scenes = known(world, SCENES)
+    scenes = measure_scenes(world, SCENES)
     table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", controls=False)
     assert found["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
 
@@ -159,16 +159,16 @@ GEOMETRY = ImageShape((128, 128), (16, 16), 8)
 
 
 def test_courses() -> None:
-    judges = judges_of(["insdel", "token_deletion_aopc"])
-    runs = list(courses(judges, GEOMETRY, 3, 2))
-    assert [(run.seed, len(run.maps), len(run.judges)) for run in runs] == [
+    judges = metrics_of(["insdel", "token_deletion_aopc"])
+    runs = list(runs_of(judges, GEOMETRY, 3, 2))
+    assert [(run.seed, len(run.maps), len(run.metrics)) for run in runs] == [
         (0, 19, 2),
         (1, 14, 2),
         (2, 14, 2),
         (0, 14, 1),
         (0, 14, 1),
     ]
-    changed = [run.judges["insdel"].spec for run in runs[3:]]
+    changed = [run.metrics["insdel"].spec for run in runs[3:]]
     assert changed == [
         f"insdel(insertion_baseline='{name}', deletion_baseline='{name}')".replace("'", "")
         for name in ("black", "mean_channel")
@@ -186,7 +186,7 @@ def test_pairs_are_of_neighbours() -> None:
 
 
 def test_all_metrics_are_tried_unless_some_are_named() -> None:
-    assert list(judges_of(None)) == [info.name for info in vt.list_metrics()]
+    assert list(metrics_of(None)) == [info.name for info in vt.list_metrics()]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_all_metrics_are_tried_unless_some_are_named() -> None:
         ({"metrics": "nonsense"}, "unknown metric 'nonsense'"),
         ({"scenes": 1}, "scenes=1"),
         ({"seeds": 0}, "seeds=0"),
-        ({"substrates": -1}, "substrates=-1"),
+        ({"baselines": -1}, "baselines=-1"),
         ({"output": "colour", "metrics": "average_drop"}, "output='colour'"),
         ({"model": "worlds", "metrics": "average_drop"}, "worlds"),
     ],
@@ -216,5 +216,5 @@ def test_another_model_is_refused() -> None:
 
 def test_numbers_are_numbers(found: vt.MetaEvaluation) -> None:
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert {row["metric"] for row in told["tried"]} == {row.metric for row in found.tried}
-    assert all(np.isfinite(list(row["scores"].values())).all() for row in told["tried"])
+    assert {row["metric"] for row in told["assessments"]} == {row.metric for row in found.assessments}
+    assert all(np.isfinite(list(row["scores"].values())).all() for row in told["assessments"])

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import vitreous as vt
 from commands import run
 from vitreous.metrics import verdicts
-from vitreous.results.diagnostics import MetaEvaluation, Reliability, Step, Tried
+from vitreous.results.diagnostics import MetaEvaluation, MetricAssessment, Reliability, Step
 
 FEW = ("--scenes", 3, "--seeds", 1, "--baselines", 0, "--device", "cpu")
 
@@ -36,10 +38,10 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = run("meta-evaluate", "--metric", "average_gain,average_drop", *FEW, "--out", "trial.json")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[0].split() == ["metric", "verdict", "errors", "truth", "sees", "seeds", "substrates", "alpha", "why"]
+    assert lines[0].split() == ["metric", "verdict", "errors", "truth", "sees", "seeds", "baselines", "alpha", "why"]
     assert {line.split()[0] for line in lines[1:3]} == {"average_gain", "average_drop"}
     assert lines[-1] == "saved in trial.json"
-    assert "trial of 2 metrics on 3 scenes: about 60 forwards, about" in done.err
+    assert "meta-evaluation of 2 metrics on 3 scenes: about 60 forwards, about" in done.err
     saved = MetaEvaluation.load("trial.json")
     assert (saved.scenes, saved.plan["seeds"], saved.plan["states"]) == (3, 1, 60)
     again = run("meta-evaluate", "--metric", "average_gain", *FEW, "--out", "trial.json")
@@ -52,7 +54,7 @@ def test_json_and_nothing_else() -> None:
     assert (done.code, done.err) == (0, "")
     told = json.loads(done.out)
     assert told["schema"] == "vitreous.meta_evaluate/1"
-    assert [row["metric"] for row in told["tried"]] == ["average_gain"]
+    assert [row["metric"] for row in told["assessments"]] == ["average_gain"]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +92,8 @@ def test_the_script_needs_few_libraries(root: Path, tmp_path: Path) -> None:
 # -- results -------------------------------------------------------------------------------------------
 
 
-def row(metric: str, verdict: str = "passes", **numbers: object) -> Tried:
-    return Tried(metric, "faithfulness", verdict, "so it is", 9, **numbers)  # type: ignore[arg-type]
+def row(metric: str, verdict: str = "passes", **numbers: object) -> MetricAssessment:
+    return MetricAssessment(metric, "faithfulness", verdict, "so it is", 9, **numbers)  # type: ignore[arg-type]
 
 
 def test_a_step_says_whether_it_holds() -> None:
@@ -100,18 +102,28 @@ def test_a_step_says_whether_it_holds() -> None:
     assert [str(step).split()[1] for step in steps] == [">", "<", "~"]
 
 
-def test_joined() -> None:
+@pytest.fixture
+def script(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("trial_script", root / "benchmarks" / "trial.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_joined(script: ModuleType) -> None:
     plan = {"model": "world", "seeds": 2, "seconds": 3.0, "states": 7}
     one = MetaEvaluation((row("insertion"), row("deletion", "blind")), 9, 1, {"oracle": 1.0}, plan)
-    two = replace(one, tried=(row("deletion", "fails"), row("srg")))
-    both = MetaEvaluation.joined([one, two])
-    assert [each.metric for each in both.tried] == ["insertion", "deletion", "srg"]
+    two = replace(one, assessments=(row("deletion", "fails"), row("srg")))
+    both = script.joined([one, two])
+    assert [each.metric for each in both.assessments] == ["insertion", "deletion", "srg"]
     assert both["deletion"].verdict == "fails"
     assert both.plan["seconds"] == 6
     with pytest.raises(vt.VitreousError, match="different seeds cannot be joined: 2 and 3"):
-        MetaEvaluation.joined([one, replace(two, plan={**plan, "seeds": 3})])
+        script.joined([one, replace(two, plan={**plan, "seeds": 3})])
     with pytest.raises(vt.VitreousError, match="different scenes cannot be joined: 9 and 8"):
-        MetaEvaluation.joined([one, replace(two, scenes=8)])
+        script.joined([one, replace(two, scenes=8)])
 
 
 def test_what_is_printed_of_a_row() -> None:
@@ -129,10 +141,10 @@ def test_what_is_printed_of_a_row() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = {"model": "world", "seeds": 3, "substrates": 2, "versions": {}}
+def told(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+    plan = {"model": "world", "seeds": 3, "baselines": 2, "versions": {}}
     tried = (row("insertion", "blind", error_rate=0.25), row("srg(steps=4)"), row("infidelity", "not tried"))
-    monkeypatch.setattr(verdicts, "shipped", lambda: MetaEvaluation(tried, 9, 0, {}, plan).verdicts())
+    monkeypatch.setattr(verdicts, "shipped", lambda: script.verdicts_of(MetaEvaluation(tried, 9, 0, {}, plan)))
 
 
 @pytest.mark.usefixtures("told")

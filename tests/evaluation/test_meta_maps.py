@@ -19,12 +19,12 @@ from vitreous.evaluation.meta_maps import (
     RANDOM,
     STRENGTHS,
     THINGS,
-    Known,
-    Recalled,
+    MapRecall,
+    MeasuredScenes,
     closeness,
-    known,
-    ladder,
-    made,
+    graded_map,
+    graded_maps,
+    measure_scenes,
 )
 from vitreous.evaluation.meta_statistics import CORE
 from vitreous.tracing.prng import PRNGKey
@@ -40,13 +40,13 @@ def world() -> vt.VisionModel:
 
 
 @pytest.fixture(scope="module")
-def scenes(world: vt.VisionModel) -> Known:
-    return known(world, SCENES)
+def scenes(world: vt.VisionModel) -> MeasuredScenes:
+    return measure_scenes(world, SCENES)
 
 
 @pytest.fixture(scope="module")
-def maps(scenes: Known) -> dict[str, torch.Tensor]:
-    return ladder(scenes, GRID)
+def maps(scenes: MeasuredScenes) -> dict[str, torch.Tensor]:
+    return graded_maps(scenes, GRID)
 
 
 def logits(world: vt.VisionModel, scene: Scene) -> list[float]:
@@ -54,7 +54,7 @@ def logits(world: vt.VisionModel, scene: Scene) -> list[float]:
         return world.logits(render(scene).images * 2 - 1)[0].tolist()
 
 
-def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: Known) -> None:
+def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: MeasuredScenes) -> None:
     scene = World("test", SCENES).scene(1)
     clean = logits(world, scene)
     explained = max(range(48), key=lambda c: clean[c])
@@ -77,7 +77,7 @@ def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: Known) 
 
 def test_probabilities_and_markers(world: vt.VisionModel) -> None:
     cheat = vt.load("world-shortcut", device="cpu")
-    found = known(cheat, 6, output="prob", shortcut=True)
+    found = measure_scenes(cheat, 6, output="prob", shortcut=True)
     marker = found.drops[:, THINGS.index("marker")]
     assert (found.drops.abs() <= 1).all()
     assert marker.max() > 0.5
@@ -92,11 +92,11 @@ def test_probabilities_and_markers(world: vt.VisionModel) -> None:
 def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.evaluation import meta_maps as oracle
 
-    whole = known(world, SCENES)
+    whole = measure_scenes(world, SCENES)
     strongest = whole.drops.amax(dim=1)
     limit = float(strongest.sort().values[1:3].mean())
     monkeypatch.setitem(oracle.TINY, "logit", limit)
-    fewer = known(world, SCENES)
+    fewer = measure_scenes(world, SCENES)
     assert (len(fewer), fewer.left_out) == (2, 2)
     kept = [place for place in range(SCENES) if strongest[place] > limit]
     assert torch.equal(fewer.inputs, whole.inputs[kept])
@@ -104,7 +104,7 @@ def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, mon
     np.testing.assert_array_equal(fewer.annotations[0].mask, whole.annotations[kept[0]].mask)
     monkeypatch.setitem(oracle.TINY, "logit", 1e9)
     with pytest.raises(vt.VitreousError, match="in 4 of 4 scenes nothing matters to"):
-        known(world, SCENES)
+        measure_scenes(world, SCENES)
 
 
 def test_the_ladder_is_a_ladder(maps: dict[str, torch.Tensor]) -> None:
@@ -141,7 +141,7 @@ def test_blur(maps: dict[str, torch.Tensor]) -> None:
     np.testing.assert_allclose(maps["blur strong"][0].numpy(), slow, atol=1e-6)
 
 
-def test_shift(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
+def test_shift(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     by = round(STRENGTHS["shift"][1] * 128)
     signs = PRNGKey.of_images(0, "trial shift", scenes.inputs).below(2, 2) * 2 - 1
     for scene in range(SCENES):
@@ -154,7 +154,7 @@ def test_shift(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
         assert torch.equal(maps["shift strong"][scene], expected)
 
 
-def test_swapped(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
+def test_swapped(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     share = STRENGTHS["swapped"][0]
     for scene in range(SCENES):
         first = int(scenes.drops[scene].argmax())
@@ -187,20 +187,20 @@ def test_mixes_are_of_ranks(maps: dict[str, torch.Tensor]) -> None:
     assert (np.sign(maps["mix 0"][2].numpy().ravel()) == np.sign(oracle)).all()
 
 
-def test_a_map_does_not_depend_on_its_neighbours(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
+def test_a_map_does_not_depend_on_its_neighbours(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     alone = scenes.rows(torch.tensor([3, 1]))
     for name, every in maps.items():
-        torch.testing.assert_close(made(name, alone, alone.inputs, GRID), every[[3, 1]], rtol=1e-4, atol=1e-7)
-    other = ladder(alone, GRID, seed=1)
+        torch.testing.assert_close(graded_map(name, alone, alone.inputs, GRID), every[[3, 1]], rtol=1e-4, atol=1e-7)
+    other = graded_maps(alone, GRID, seed=1)
     for name in ("noise mild", "random 1", "mix 1", "mix 0.5"):
         assert not torch.allclose(other[name], maps[name][[3, 1]])
     assert torch.equal(other[ORACLE], maps[ORACLE][[3, 1]])
 
 
-def test_scenes_are_known_again(scenes: Known, maps: dict[str, torch.Tensor]) -> None:
+def test_scenes_are_known_again(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     noisy = scenes.inputs[[2, 0]] + 0.2 * torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(0))
     coarse = maps[ORACLE].view(SCENES, 16, 8, 16, 8).mean(dim=(2, 4))
-    found = Recalled(ORACLE, scenes, GRID)(None, noisy, torch.zeros(2))
+    found = MapRecall(ORACLE, scenes, GRID)(None, noisy, torch.zeros(2))
     torch.testing.assert_close(found, coarse[[2, 0]])
-    seen = Recalled("noise mild", scenes, GRID)
+    seen = MapRecall("noise mild", scenes, GRID)
     assert not torch.allclose(seen(None, noisy, torch.zeros(2)), seen(None, scenes.inputs[[2, 0]], torch.zeros(2)))

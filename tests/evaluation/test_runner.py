@@ -18,8 +18,8 @@ from contract import State
 from families import FAMILIES, images
 from metric_probe import Probe, Ratio
 from vitreous.datasets import Sample, read_samples
-from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
-from vitreous.evaluation.runner import Judged, unit
+from vitreous.evaluation.plan import EvaluationPlan, image_shape_of, with_batch_sizes
+from vitreous.evaluation.runner import ScoredUnit, score_unit
 from vitreous.metrics import Curve, EvaluationConfig, Metric
 from vitreous.tracing import memory
 
@@ -55,7 +55,7 @@ def plan(
     return EvaluationPlan(named, judges, image_shape_of(model, (32, 32)), config, has_labels)
 
 
-def same(one: Judged, other: Judged) -> bool:
+def same(one: ScoredUnit, other: ScoredUnit) -> bool:
     cells = all(np.array_equal(parts, other.parts[cell], equal_nan=True) for cell, parts in one.parts.items())
     return cells and all(torch.equal(maps.values, other.maps[name].values) for name, maps in one.maps.items())
 
@@ -67,13 +67,13 @@ def test_a_unit_is_a_function_of_its_arguments(model: vt.VisionModel, x: Tensor)
     """The same bits again, after other units, whatever torch's own generator does, and nothing left on the model."""
     group, how = samples(model, x)[:5], plan(model)
     before = State(model.module)
-    first = unit(model, group, how)
-    unit(model, samples(model, x)[5:], how)
+    first = score_unit(model, group, how)
+    score_unit(model, samples(model, x)[5:], how)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        assert same(first, unit(model, group, how))
+        assert same(first, score_unit(model, group, how))
     again = vt.wrap(FAMILIES["vit"]())
-    assert same(first, unit(again, group, plan(again)))
+    assert same(first, score_unit(again, group, plan(again)))
     before.assert_same(model.module)
 
 
@@ -85,7 +85,7 @@ def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
     size = how.config.images_per_unit
     assert table.plan["images_per_unit"] == size < 12, "the budget cuts the pictures into several units"
     every = samples(model, x)
-    units = [unit(model, every[start : start + size], how) for start in range(0, 12, size)]
+    units = [score_unit(model, every[start : start + size], how) for start in range(0, 12, size)]
     assert len(units) > 1
     for cell, parts in table.parts.items():
         np.testing.assert_array_equal(np.concatenate([each.parts[cell] for each in units]), parts)
@@ -94,7 +94,7 @@ def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
 
 def test_the_order_of_methods_is_not_part_of_a_plan(model: vt.VisionModel, x: Tensor) -> None:
     group = samples(model, x)[:4]
-    assert same(unit(model, group, plan(model)), unit(model, group, plan(model, METHODS[::-1])))
+    assert same(score_unit(model, group, plan(model)), score_unit(model, group, plan(model, METHODS[::-1])))
 
 
 def test_sizes_are_numbers_and_in_the_record(model: vt.VisionModel, x: Tensor) -> None:
@@ -162,7 +162,7 @@ def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x:
     """While explaining and while judging; afterwards everything is as it was."""
     group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch_size=3)
     ticks: list[int] = []
-    expected = unit(model, group, how, ticks.append)
+    expected = score_unit(model, group, how, ticks.append)
     assert sum(ticks) == sum(expected.states.values())
     assert 0 in ticks, "explaining ticks too"
     before = State(model.module)
@@ -180,10 +180,10 @@ def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x:
             seen += 1
 
         with pytest.raises(Stop):
-            unit(model, group, how, on_progress)
+            score_unit(model, group, how, on_progress)
         assert seen == last
         before.assert_same(model.module)
-    assert same(expected, unit(model, group, how))
+    assert same(expected, score_unit(model, group, how))
 
 
 def test_a_size_that_ran_out_of_memory_is_not_tried_again(
@@ -245,7 +245,7 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
     ("change", "said"),
     [
         ({"has_labels": True, "samples": "unlabelled"}, "input-0 has no label"),
-        ({"samples": "none"}, "no pictures"),
+        ({"samples": "none"}, "no images"),
         ({"has_labels": False}, "needs the true classes"),
         ({"target": "given"}, "input-0 has no target"),
     ],
@@ -257,7 +257,7 @@ def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], sai
     if kind == "unlabelled":
         group = [replace(each, label=None) for each in group]
     with pytest.raises(vt.VitreousError, match=said):
-        unit(model, group, plan(model, **change))
+        score_unit(model, group, plan(model, **change))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import vitreous as vt
 from families import FAMILIES, images, verified
 from families_cnn import FAMILIES as CNNS
+from vitreous.methods import resolve_method
 from vitreous.registry.defaults import EFFORT_LEVELS, METHOD, display_name, effort_spec
 from zoo import EVERY
 
@@ -72,7 +73,9 @@ def test_a_plain_explain_is_quick() -> None:
     for given in ({"effort": "quick"}, {"method": METHOD}):
         again = vt.explain(model, x, **given)[0]
         assert torch.equal(again.map, plain.map)
-    assert vt.question(model, effort="careful") != vt.question(model) == vt.question(model, METHOD)
+    choices = ((None, None), (None, "careful"), (METHOD, None))
+    quick, careful, named = (resolve_method(*choice, vt.wrap(model)) for choice in choices)
+    assert careful != quick == named
     assert plain.caption.startswith("quick: ")
 
 

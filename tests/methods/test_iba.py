@@ -317,12 +317,12 @@ def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
     }
     for number, (spec, (key, source)) in enumerate(cases.items()):
         found = vt.explain(model, images(model, 1)[0], spec)
-        assert found.settings[key] == source
+        assert found.request.settings[key] == source
         loaded = vt.Explanation.load(found.save(tmp_path / str(number)))
-        assert loaded.settings == json.loads(json.dumps(found.settings))
+        assert loaded.request.settings == json.loads(json.dumps(found.request.settings))
         assert vt.get_method(found.method) == vt.get_method(spec)
     given = replace(vt.get_method(f"coiba({short})"), stats=vt.ActivationStats.load(path))
-    assert vt.explain(model, images(model, 1)[0], given).settings["statistics"] == "images:12"
+    assert vt.explain(model, images(model, 1)[0], given).request.settings["statistics"] == "images:12"
     assert vt.get_method(given.spec).stats == str(path)
 
 

@@ -345,20 +345,20 @@ def test_what_is_stored_has_the_weights_it_was_made_with(tmp_path: Path) -> None
     one_element_in_the_middle(model)
     second = vt.explain(model, tmp_path / "photos" / "0000.png", "gradient", 1)
     archive.save(second)
-    assert archive.find(tmp_path / "photos" / "0000.png", vt.question(model, "gradient", 1)) is not None
+    assert archive.find(tmp_path / "photos" / "0000.png", archive.identity(model, "gradient", 1)) is not None
     one_element_in_the_middle(model)
-    assert archive.find(tmp_path / "photos" / "0000.png", vt.question(model, "gradient", 1)) is None
+    assert archive.find(tmp_path / "photos" / "0000.png", archive.identity(model, "gradient", 1)) is None
     in_place(model)
     with pytest.warns(VitreousWarning, match=r"^the model was changed before its result was stored"):
         archive.save(first)
-    assert archive.find(tmp_path / "photos" / "0000.png", vt.question(model, "gradient", 1)) is None
+    assert archive.find(tmp_path / "photos" / "0000.png", archive.identity(model, "gradient", 1)) is None
 
 
 def test_a_result_outlives_its_model_and_is_known_by_its_weights(tmp_path: Path) -> None:
     photo = photos(tmp_path / "photos", 1) / "0000.png"
     archive = vt.Archive(tmp_path / "archive")
     archive.save(vt.explain(FAMILIES["vit"](), photo, "gradient", 1))
-    assert archive.find(photo, vt.question(FAMILIES["vit"](), "gradient", 1)) is not None
+    assert archive.find(photo, archive.identity(FAMILIES["vit"](), "gradient", 1)) is not None
     model: Any = FAMILIES["vit"]()
     result = vt.explain(model, photo, "ixg", 1)
     swapped, alive = weakref.ref(model.norm.weight), weakref.ref(model)

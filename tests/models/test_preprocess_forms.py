@@ -143,7 +143,7 @@ def test_explained_through_a_callable(tmp_path: Path, name: str) -> None:
     assert by_path.overlay(original=True).size == (64, 48)
     by_path.save(tmp_path / "out")
     assert (tmp_path / "out" / "overlay.png").is_file()
-    assert by_path.check().tests
+    assert vt.check(by_path).tests
 
 
 def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:

@@ -22,9 +22,9 @@ from vitreous.errors import ImageError, VitreousError
 LABELS = ["zero", "one", "two", "three <b>&amp;</b>", "four"]
 FILES = {"map.npy", "heatmap.png", "overlay.png", "image.png", "manifest.json"}
 MANIFEST = {
-    "schema", "created", "model", "method", "settings", "seed", "target", "label", "probability", "value", "asked",
-    "against", "rivals", "prediction", "name", "source", "box", "grid", "input_size", "extras", "identity", "picture",
-    "versions",
+    "schema", "created", "model", "method", "settings", "seed", "requested_output", "contrast", "contrast_classes",
+    "class_subset", "compare_classes", "target", "label", "probability", "output", "prediction", "name", "source",
+    "box", "grid", "input_size", "extras", "class_names", "identity", "check", "picture", "versions",
 }  # fmt: skip
 
 
@@ -56,11 +56,11 @@ def test_fields(model: vt.VisionModel, photo: Image.Image, made: vt.Explanation)
     logits = model.logits(model.preprocess.to_tensor(seen)[None])[0].double()
     chances = (logits - logits.logsumexp(dim=0)).exp()
     best = max(range(5), key=lambda i: float(chances[i]))
-    assert (made.target, made.label, made.output, made.contrast) == (2, "two", "prob", (0, 4))
+    assert (made.target, made.label, made.output, made.request.contrast) == (2, "two", "prob", (0, 4))
     assert made.probability == pytest.approx(float(chances[2]), abs=1e-6)
     assert (made.prediction.target, made.prediction.label) == (best, LABELS[best])
     assert made.prediction.probability == pytest.approx(float(chances[best]), abs=1e-6)
-    assert (made.method, made.settings, made.seed) == (
+    assert (made.method, made.request.settings, made.seed) == (
         "gradcam(layer=1)",
         vt.get_method("gradcam(layer=1)").settings,
         5,
@@ -180,7 +180,8 @@ def test_saved_and_loaded_again(made: vt.Explanation, tmp_path: Path) -> None:
     assert again.map.dtype == made.map.dtype
     assert again.map.equal(made.map)
     assert {name: value.tolist() for name, value in again.extras.items()} == {"layers": made.extras["layers"].tolist()}
-    apart = ("map", "image", "extras", "photo", "origin")  # the last two stay in their process
+    apart = ("map", "image", "extras", "original_image", "origin", "key")  # the last three stay in their process
+    assert again.identity == made.identity
     for field in dataclasses.fields(made):
         assert field.name in apart or getattr(again, field.name) == getattr(made, field.name), field.name
     assert again.image.tobytes() == made.image.tobytes()
@@ -205,11 +206,11 @@ def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
     assert manifest.keys() == MANIFEST | {"files"}
     assert manifest == {**made.manifest(), "created": manifest["created"], "files": manifest["files"]}
     assert sorted(manifest["files"]) == sorted(file.name for file in (tmp_path / "e").iterdir())
-    assert manifest["identity"].keys() == {"question", "picture", "weights"}
+    assert manifest["identity"].keys() == {"request", "image", "weights"}
     assert manifest["schema"] == "vitreous.explanation/1"
     assert manifest["prediction"].keys() == {"target", "label", "probability"}
     assert (manifest["grid"], manifest["input_size"], manifest["extras"]) == ([4, 4], [32, 32], ["layers"])
-    assert (manifest["seed"], manifest["against"], manifest["settings"]["layer"]) == (5, [0, 4], 1)
+    assert (manifest["seed"], manifest["contrast"], manifest["settings"]["layer"]) == (5, [0, 4], 1)
     assert manifest["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert {"python", "vitreous", "timm", "numpy", "pillow"} < manifest["versions"].keys()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["created"])

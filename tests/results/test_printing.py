@@ -83,10 +83,10 @@ def test_a_comparison_in_a_few_lines(model: Any, inputs: Tensor) -> None:
 
 
 def test_a_table_prints_and_shows_itself(table: vt.ScoreTable) -> None:
-    assert repr(table).splitlines() == ["Table of 5 methods, 2 metrics, 3 pictures", *str(table).splitlines()]
+    assert repr(table).splitlines() == ["Table of 5 methods, 2 metrics, 3 images", *str(table).splitlines()]
     cells = Cells(table._repr_html_()).cells
-    assert cells[: len(table._printed()[0])] == table._printed()[0]
-    assert [each for row in table._printed() for each in row] == cells
+    assert cells[: len(table.rows()[0])] == table.rows()[0]
+    assert [each for row in table.rows() for each in row] == cells
 
 
 def test_a_notebook_shows_names_and_obeys_none(model: Any, inputs: Tensor) -> None:
@@ -111,7 +111,7 @@ def test_a_diagnosis_prints_and_shows_itself(model: Any) -> None:
 def test_a_sick_model_says_what_failed() -> None:
     found = vt.diagnose(torch.nn.Linear(2, 2))
     assert repr(found).splitlines()[0] == "Linear: some checks failed"
-    assert "failed: a view of the model: no adapter knows" in repr(found)
+    assert "failed: the model can be wrapped: no adapter knows" in repr(found)
     assert "no adapter knows" in found._repr_html_()
 
 
@@ -143,7 +143,7 @@ def test_scores_of_every_image(table: vt.ScoreTable) -> None:
 
 def test_markdown_and_latex_have_the_printed_numbers(table: vt.ScoreTable) -> None:
     for text in (table.to_markdown(), table.to_latex()):
-        for row in table._printed()[1:]:
+        for row in table.rows()[1:]:
             assert all(cell in text for cell in row[1:])
     head, rule, *rows = table.to_markdown().splitlines()
     assert head == r"| method | deletion(steps=4) ↓ | positive\_perturbation ↓ | degenerate maps |"
@@ -221,8 +221,7 @@ def test_a_value_that_is_not_followed(model: Any, inputs: Tensor, method: str | 
 
 def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
     plain, asked = vt.explain(model, inputs[0], "ixg"), vt.explain(model, inputs[0], "ixg", output="logit")
-    assert (plain.asked, plain.value, plain.identity) == ("logit", "logit", asked.identity)
-    assert vt.question(model, "ixg") == vt.question(model, "ixg", output="logit")
+    assert (plain.request.requested_output, plain.output, plain.identity) == ("logit", "logit", asked.identity)
     for call in (vt.explain, vt.compare):
         with pytest.raises(TargetError, match="is not one of logit, prob, logprob"):
             call(model, inputs[0], output="")

@@ -224,7 +224,7 @@ def test_a_surrounding_autocast_changes_nothing() -> None:
     def everything() -> list[Any]:
         table = vt.evaluate(vision_model, x, "ixg", ["deletion(steps=4)", "token_deletion_aopc"])
         scores = [table["ixg", metric].tolist() for metric in table.metrics]
-        checked = e.check(vision_model, inputs=x[0]).to_json()
+        checked = vt.check(e, vision_model, inputs=x[0]).to_json()
         return [vision_model.logits(x), vision_model.logits(x, keep=torch.tensor([[0, 3], [1, 2]])), scores, checked]
 
     plain = everything()

@@ -19,10 +19,10 @@ def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int =
         methods=methods,
         metrics=metrics,
         parts=parts,
-        judges={name: vt.get_metric(name) for name in metrics},
+        definitions={name: vt.get_metric(name) for name in metrics},
         degenerate=more.pop("degenerate", {method: {} for method in methods}),
         confidence={"pred": np.full(n, 0.5)},
-        samples=samples,
+        n_bootstrap=samples,
         groups=groups,
         **more,
     )

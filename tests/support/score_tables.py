@@ -27,9 +27,9 @@ def table(
         methods=tuple(methods),
         metrics=tuple(metrics),
         parts={cell: draws.normal(0.4 + 0.2 * at, 0.1, size=(n, 1)) for at, cell in enumerate(cells)},
-        judges={name: vt.get_metric(name) for name in metrics},
+        definitions={name: vt.get_metric(name) for name in metrics},
         degenerate={method: {} for method in methods},
         confidence={"pred": draws.uniform(size=n)},
         curves=made if curves else {},
-        samples=300,
+        n_bootstrap=300,
     )

@@ -328,5 +328,5 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
 def test_captions_name_the_value_that_was_explained(spec: str, asked: str, value: str) -> None:
     model = FAMILIES["vit"]()
     found = vt.explain(model, images(model, 1)[0], spec, 1, output=asked)
-    assert (found.output, found.asked) == (value, asked)
+    assert (found.output, found.request.requested_output) == (value, asked)
     assert f", {value} of " in found.caption

@@ -53,10 +53,10 @@ def test_it_is_the_page_of_why(found: dict[str, Any], expected: Any) -> None:
 def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None:
     assert np.allclose(decoded(found["map"]), expected.explanation.map, rtol=1e-4, atol=1e-6)
     contrast, owners = found["contrast"], found["owners"]
-    assert (contrast["rival"], contrast["index"]) == (expected.rival, expected.contrast.contrast[0])
+    assert (contrast["rival"], contrast["index"]) == expected.runner_up[::-1]
     assert np.allclose(decoded(contrast["map"]), expected.contrast.map, rtol=1e-4, atol=1e-6)
-    assert np.allclose(decoded(owners["distribution"]), expected.owners.extras["distribution"], atol=1e-4)
-    assert [owner["label"] for owner in owners["classes"]] == [expected.explanation.label, expected.rival]
+    assert np.allclose(decoded(owners["distribution"]), expected.class_assignment.extras["distribution"], atol=1e-4)
+    assert [owner["label"] for owner in owners["classes"]] == [expected.explanation.label, expected.runner_up[1]]
 
 
 def test_a_class_that_has_no_rival_has_no_owners(client: Client) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import vitreous as vt
 from commands import run
+from vitreous.datasets import image_files
 
 SMALL = ("--method", "ixg", "--metric", "deletion(steps=4)", "--no-controls", "--device", "cpu")
 
@@ -21,10 +21,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_masks_are_no_photographs(here: Path) -> None:
-    assert [image_file.name for image_file in vt.image_files("scenes")] == [f"scene-000{n}.png" for n in range(3)]
-    assert [image_file.name for image_file in vt.image_files("scenes/scene-0000-mask.png")] == ["scene-0000-mask.png"]
+    assert [image_file.name for image_file in image_files("scenes")] == [f"scene-000{n}.png" for n in range(3)]
+    assert [image_file.name for image_file in image_files("scenes/scene-0000-mask.png")] == ["scene-0000-mask.png"]
     (here / "scenes" / "scenes.json").write_text("{")  # then nobody says so
-    assert len(vt.image_files("scenes")) == 6
+    assert len(image_files("scenes")) == 6
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_other_files_of_that_name_say_nothing(tmp_path: Path, told: str) -> None
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "scenes.json").write_text(told)
-    assert [image_file.name for image_file in vt.image_files(tmp_path)] == ["a.png"]
+    assert [image_file.name for image_file in image_files(tmp_path)] == ["a.png"]
 
 
 def test_scenes_are_scored_and_explained_as_they_are(here: Path) -> None:

@@ -94,7 +94,7 @@ def table_column(table: ScoreTable, statistics: RunStatistics, metric: str) -> S
     ends = [value for method in table.methods for value in table.interval(method, metric) if not math.isnan(value)]
     means = [abs(table.mean(method, metric)) for method in table.methods]
     largest = max((mean for mean in means if mean > 0), default=1.0)
-    verdict = table.trial[metric]
+    verdict = table.meta_verdicts[metric]
     return ScoreColumn(
         metric=metric,
         higher_is_better=table.higher_is_better[metric],

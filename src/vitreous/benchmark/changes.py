@@ -33,7 +33,7 @@ from vitreous.benchmark.protocol import (
 from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.code_digest import is_external, is_unknown
 from vitreous.errors import VitreousError, nearest, one_line
-from vitreous.evaluation.explainers import ExternalExplainer
+from vitreous.evaluation.plan import ExternalExplainer
 from vitreous.methods import get_method
 from vitreous.metrics import EvaluationConfig, get_metric
 from vitreous.registry import check_choice

@@ -27,8 +27,7 @@ from vitreous.benchmark.units import RunConfig, digest_of
 from vitreous.code_digest import code_digest, is_unknown
 from vitreous.datasets import DataSource, Entry, Sample, file_digest, open_source
 from vitreous.errors import ImageError, ModelChangedError, SpecError, VitreousError, nearest, one_line
-from vitreous.evaluation.config import with_batch_sizes
-from vitreous.evaluation.explainers import ExternalExplainer, named
+from vitreous.evaluation.plan import Explainer, ExternalExplainer, named, with_batch_sizes
 from vitreous.methods import Method
 from vitreous.metrics import EvaluationConfig, get_metric
 from vitreous.models import Preprocess, VisionModel
@@ -50,7 +49,6 @@ __all__ = [
     "parse_explainer",
 ]
 
-Explainer = Method | ExternalExplainer
 _UNIT_ON_CPU = 8  # images of a unit: a unit is what is lost when a run is stopped, and what workers share
 
 

@@ -198,10 +198,10 @@ def correlate_metrics(table: ScoreTable) -> tuple[MetricCorrelation, ...]:
     shape = len(table.metrics), len(table.methods)
     if shape[0] < 2:
         return ()
-    cells = [table.judges[m].cell(table.parts[name, m]) for m in table.metrics for name in table.methods]
+    cells = [table.definitions[m].cell(table.parts[name, m]) for m in table.metrics for name in table.methods]
     signs = np.array([1.0 if table.higher_is_better[m] else -1.0 for m in table.metrics])[:, None]
     scores = np.array([[table.mean(name, m) for name in table.methods] for m in table.metrics]) * signs
-    samples = min(_MOST_RESAMPLES, table.samples)
+    samples = min(_MOST_RESAMPLES, table.n_bootstrap)
     resamples = resampled(cells, samples, table.seed, table.groups).reshape(-1, *shape) * signs
     units = len(table.images) if table.groups is None else len(set(table.groups))
     correlations = []
@@ -319,7 +319,7 @@ def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
         stacked = np.stack([table.parts[cell] for table in tables])
         there = np.stack([~np.isnan(table[cell]) for table in tables])
         parts[cell] = _mean_over_seeds(stacked, there)
-        deviations[cell] = _deviation_over_seeds(first.judges[cell[1]], stacked, there)
+        deviations[cell] = _deviation_over_seeds(first.definitions[cell[1]], stacked, there)
         curves[cell] = _mean_curves([table.curves.get(cell, {}) for table in tables])
     degenerate = {name: _most([table.degenerate.get(name, {}) for table in tables]) for name in first.methods}
     plan = {**first.plan, "seed": [table.plan.get("seed") for table in tables]}

@@ -31,7 +31,7 @@ from vitreous.errors import VitreousError
 from vitreous.html import render
 from vitreous.methods import get_method
 from vitreous.registry.defaults import CONTROLS, display_name
-from vitreous.results.table import comma_separated
+from vitreous.results.storage import comma_separated
 
 __all__ = ["SCHEMA", "Report", "report"]
 

@@ -20,7 +20,7 @@ from PIL import Image
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.data import ImageSource
 from vitreous.errors import VitreousError, one_line
-from vitreous.evaluation.config import image_shape_of
+from vitreous.evaluation.plan import image_shape_of
 from vitreous.html import number
 from vitreous.metrics import RankedRemoval
 from vitreous.metrics.bootstrap import THIN
@@ -91,7 +91,7 @@ def best_and_worst(result: ModelResult, source: ImageSource) -> Images:
 
 def _sound_metric(result: ModelResult) -> str:
     """Return the first metric that did not fail its meta-evaluation, or else the first."""
-    for metric, verdict in result.table.trial.items():
+    for metric, verdict in result.table.meta_verdicts.items():
         if verdict is not None and verdict.verdict not in ("fails", "blind"):
             return metric
     return result.table.metrics[0]
@@ -127,7 +127,7 @@ def _strips(
         return f"Strips are not sampled: {one_line(str(error))}.", []
     shape = image_shape_of(model, config.size)
     for metric in dict.fromkeys([first, *result.table.metrics]):
-        for request in result.table.judges[metric].requests(shape).values():
+        for request in result.table.definitions[metric].requests(shape).values():
             if isinstance(request, RankedRemoval) and request.by == "map" and len(request.spans) > 2:
                 strips = [_strip(result, source, model, method, metric, request, row) for row in rows]
                 text = f"In the order of {display_name(method)}'s map, as {metric} changes the picture; "
@@ -148,7 +148,7 @@ def _strip(
     """Return an image by its name in some of the states of a metric."""
     scores, name = result.scores, result.table.images[row]
     config, digest = scores.config, scores.digests[row]
-    map = scores.map(digest, method, result.table.judges[metric].explain_class)
+    map = scores.map(digest, method, result.table.definitions[metric].explain_class)
     if map is None:
         return name, []
     steps = sorted({round(at) for at in np.linspace(0, len(request.spans) - 1, _STEPS)})
@@ -289,7 +289,7 @@ def _sweeps(result: ModelResult) -> list[tuple[list[str], dict[str, Any]]]:
     """Return the rows of each sweep and where they stand in it, by their specs: labels may say anything."""
     rows = {spec: label for label, spec in result.scores.config.methods.items()}
     return [
-        ([rows[spec] for spec in sweep.methods], {"x": list(sweep.x), "across": sweep.across, "name": sweep.name})
+        ([rows[spec] for spec in sweep.methods], {"x": list(sweep.x), "x_label": sweep.x_label, "name": sweep.name})
         for sweep in sweeps(list(rows))
     ]
 

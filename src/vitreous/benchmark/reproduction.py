@@ -18,7 +18,7 @@ from vitreous.methods import get_method
 from vitreous.metrics import Metric, get_metric
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results import ScoreTable
-from vitreous.results.table import markdown
+from vitreous.results.storage import markdown
 
 __all__ = ["OrderAgreement", "ReproducedCell", "Reproduction"]
 

@@ -22,8 +22,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.progress import Progress, track_progress
 from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
-from vitreous.results.storage import plain
-from vitreous.results.table import comma_separated, html_rows
+from vitreous.results.storage import comma_separated, html_table, plain
 
 __all__ = [
     "BenchmarkResults",
@@ -153,7 +152,7 @@ def _html_table(result: ModelResult) -> str:
             if has_seeds:
                 deviation = table.seed_sd[name, column.metric]
                 row.append("–" if math.isnan(deviation) else f"{deviation:.{column.digits}f}")
-    return html_rows([head, *rows], f"{result.name}, {len(table.images)} pictures")
+    return html_table([head, *rows], f"{result.name}, {len(table.images)} pictures")
 
 
 def run_benchmark(

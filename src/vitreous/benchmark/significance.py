@@ -150,7 +150,7 @@ def compare_methods(
         return [pair.untested for pair in all_pairs]
     # all at once: the same resamples and swaps serve every pair and metric, and making them is most of the work
     gaps = _resampled_gaps(tested, table)
-    p = _pair_p_values(tested, table.groups, max(table.samples, _PER_TEST * len(pairs)), table.seed)
+    p = _pair_p_values(tested, table.groups, max(table.n_bootstrap, _PER_TEST * len(pairs)), table.seed)
     results: dict[_Pair, PairedTest] = {}
     for metric in names:
         family = np.flatnonzero([pair.metric == metric for pair in tested])
@@ -174,7 +174,7 @@ class _Pair:
     @classmethod
     def of(cls, table: ScoreTable, metric: str, one: str, other: str) -> _Pair:
         table[one, metric], table[other, metric]
-        (first, aggregate), (second, _) = (table.judges[metric].cell(table.parts[m, metric]) for m in (one, other))
+        (first, aggregate), (second, _) = (table.definitions[metric].cell(table.parts[m, metric]) for m in (one, other))
         if aggregate is mean:
             first, second = first[:, :1], second[:, :1]
         has_both: Array = np.isfinite(np.concatenate([first, second], axis=1)).all(axis=1)
@@ -200,7 +200,7 @@ class _Pair:
 
 def _resampled_gaps(pairs: Sequence[_Pair], table: ScoreTable) -> dict[_Pair, Array]:
     cells = [cell for pair in pairs for cell in pair.cells]
-    columns = iter(resampled(cells, table.samples, table.seed, table.groups).T)
+    columns = iter(resampled(cells, table.n_bootstrap, table.seed, table.groups).T)
     return {pair: next(columns) if pair.averaged else next(columns) - next(columns) for pair in pairs}
 
 

@@ -105,7 +105,7 @@ def _weak_points(table: ScoreTable, tests: Iterable[PairedTest], chance: str) ->
         counts = [f"{n} {kind}" for kind, n in table.degenerate.get(method, {}).items() if n]
         if counts:
             flags.append(Flag("degenerate maps", method, "", f"{', '.join(counts)} of {len(table.images)}"))
-    for metric, verdict in table.trial.items():
+    for metric, verdict in table.meta_verdicts.items():
         if verdict is None or verdict.verdict == "not tried":
             flags.append(Flag("trial", "", metric, "no trial has seen this metric"))
         elif verdict.verdict in ("fails", "blind"):
@@ -159,7 +159,7 @@ class RunStatistics:
         shared = [
             Flag("own perturbation", name, label, text)
             for name, method in (_methods(table) if methods is None else methods).items()
-            for label, metric in table.judges.items()
+            for label, metric in table.definitions.items()
             if (text := shared_perturbation(method, metric)) is not None
         ]
         return cls(
@@ -203,7 +203,7 @@ class RunStatistics:
                 "chance": self.chance,
                 "reference": self.reference,
                 "level": LEVEL,
-                "resampling": {"samples": table.samples, "seed": table.seed},
+                "resampling": {"samples": table.n_bootstrap, "seed": table.seed},
                 "ranks": {metric: ranks.to_json() for metric, ranks in self.ranks.items()},
                 **({"seed_sd": deviations} if table.seed_sd else {}),
                 **{name: [item.to_json() for item in getattr(self, name)] for name in lists},

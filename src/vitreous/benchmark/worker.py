@@ -32,8 +32,8 @@ from vitreous.benchmark.units import RunConfig, Unit
 from vitreous.code_digest import is_unknown
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError, one_line
-from vitreous.evaluation.config import EvaluationPlan, image_shape_of
-from vitreous.evaluation.runner import Judged, mapped, unit
+from vitreous.evaluation.plan import EvaluationPlan, image_shape_of
+from vitreous.evaluation.runner import ScoredUnit, attribute_unit, score_unit
 from vitreous.methods import Method
 from vitreous.metrics import Maps, get_metric
 from vitreous.models import ModelIdentity, VisionModel
@@ -249,7 +249,7 @@ class Worker:
         if not samples:
             return {}, info
         plan = self._plan(job, model)
-        result = mapped(model, list(samples.values()), plan, job.unit.modes, self.on_progress)
+        result = attribute_unit(model, list(samples.values()), plan, job.unit.modes, self.on_progress)
         arrays: Arrays = {f"classes/{mode}": indices.cpu().numpy() for mode, indices in result.classes.items()}
         for number, label in enumerate(methods):
             maps = result.maps[label]
@@ -258,7 +258,7 @@ class Worker:
         return arrays, {
             **info,
             "names": [sample.image.name for sample in samples.values()],
-            "attribution_batch": result.inner,
+            "attribution_batch": result.config.attribution_batch,
             "costs": [dataclasses.asdict(result.costs[label]) for label in methods],
             "failed": _failures(plan),
         }
@@ -276,12 +276,12 @@ class Worker:
             return {}, info
         plan = self._plan(job, model)
         maps = {label: stored.maps(label, list(samples)) for label in job.unit.methods}
-        result = unit(model, list(samples.values()), plan, self.on_progress, maps)
+        result = score_unit(model, list(samples.values()), plan, self.on_progress, maps)
         return _score_arrays(job.unit, result), {
             **info,
             "names": list(result.names),
-            "attribution_batch": result.inner,
-            "forward_batch": result.at_once,
+            "attribution_batch": result.config.attribution_batch,
+            "forward_batch": result.config.forward_batch,
             "forwards": {str(rows): count for rows, count in result.states.items()},
             "audit": None if result.audit is None else dataclasses.asdict(result.audit),
             "failed": _failures(plan),
@@ -374,7 +374,7 @@ class _StoredMaps:
         return Maps(torch.from_numpy(np.stack(values)), rows)
 
 
-def _score_arrays(unit: Unit, result: Judged) -> Arrays:
+def _score_arrays(unit: Unit, result: ScoredUnit) -> Arrays:
     arrays: Arrays = {f"confidence/{name}": np.asarray(values) for name, values in result.confidence.items()}
     for (method, mode), codes in result.flags.items():
         arrays[f"flags/{unit.methods.index(method)}/{mode}"] = np.asarray(codes)

@@ -39,7 +39,7 @@ def explain(
     effort: options.Effort = None,
     target: options.Targets = None,
     contrast: options.Contrast = None,
-    output: options.Output = None,
+    output: options.Output = "logit",
     class_subset: options.ClassSubset = None,
     out: Annotated[
         Path | None,
@@ -74,7 +74,7 @@ def explain(
     archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
     if archive is not None:
         archive.check()
-        files = archive.once(files)
+        files = archive.unique(files)
     vision_model = model_options.load(model, quiet)
     methods = methods or [vt.get_method(vt.recommended_method(effort or "quick", vision_model))]
     query: dict[str, Any] = {"contrast": contrast or None, "output": output, "seed": seed}
@@ -137,7 +137,7 @@ class Job(NamedTuple):
 
     method: Any
     target: str | None
-    question: Any
+    identity: Any
     images: list[Path]
 
 
@@ -153,9 +153,9 @@ def plan_jobs(
 
     jobs: list[Job] = []
     for method, target in product(methods, targets):
-        question = vt.question(model, method, target, **query)
-        if all(question != job.question for job in jobs):
-            jobs.append(Job(method, target, question, list(images)))
+        identity = vt.Archive.identity(model, method, target, **query)
+        if all(identity != job.identity for job in jobs):
+            jobs.append(Job(method, target, identity, list(images)))
     return jobs
 
 
@@ -165,7 +165,7 @@ def _leave_out_answered(jobs: Sequence[Job], archive: Archive | None, overwrite:
         return 0
     count = 0
     for job in jobs:
-        answers = {path: folder for path in job.images if (folder := archive.find(path, job.question)) is not None}
+        answers = {path: folder for path in job.images if (folder := archive.find(path, job.identity)) is not None}
         if answers and not (overwrite or resume):
             folder = next(iter(answers.values()))
             raise VitreousError(f"{folder} is there already; choose another --out, or add --overwrite or --resume")
@@ -195,7 +195,7 @@ class _Results:
         """Whether the class that was named is the predicted one, which was asked for too."""
         if explanation.identity is None or self.archive is None:
             return False
-        question = explanation.identity["question"]
+        question = explanation.identity["request"]
         is_known = question in self.questions
         self.questions.add(question)
         return is_known
@@ -257,7 +257,7 @@ def compare(
     effort: options.Effort = None,
     target: options.Targets = None,
     contrast: options.Contrast = None,
-    output: options.Output = None,
+    output: options.Output = "logit",
     class_subset: options.ClassSubset = None,
     out: Annotated[
         Path | None, typer.Option(help="The panel, an image file.", show_default="IMAGE-compare.png")

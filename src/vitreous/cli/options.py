@@ -64,7 +64,7 @@ Effort = Annotated[
         help=f"How much it may cost where no method is named: {', '.join(EFFORT_LEVELS)}.", show_default="quick"
     ),
 ]
-Output = Annotated[str | None, typer.Option(help="What is explained: logit, prob or logprob.", show_default="logit")]
+Output = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
 Controls = Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")]
 MemoryGb = Annotated[float | None, typer.Option(callback=_checked_memory, help="Memory budget in GiB.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=65_536, help="Images or states at once.")]
@@ -208,9 +208,9 @@ def model_first(model: str | None, words: Sequence[str] | None) -> tuple[str, li
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
     """Return the image files at paths, those of a folder in order; a missing one is an error before any work."""
-    import vitreous as vt
+    from vitreous.datasets import image_files
 
-    return [file for path in paths for file in vt.image_files(path)]
+    return [file for path in paths for file in image_files(path)]
 
 
 def find_image(path: Path, command: str) -> Path:

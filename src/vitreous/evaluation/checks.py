@@ -1,8 +1,8 @@
-"""``check``: how far to trust one explanation. Five cheap tests, each in numbers and in words."""
+"""How far to trust one explanation: cheap tests, each in numbers and in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,29 +10,28 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import MapError, ModelError, TargetError, VitreousError
-from vitreous.evaluation.evidence import Evidence, finding, measure
+from vitreous.evaluation.evidence import Evidence, faithfulness, measure
 from vitreous.html import percent
 from vitreous.methods import Attribution, Method, compute_attributions, get_method, to_grid
 from vitreous.metrics.similarity import spearman
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress
-from vitreous.results.diagnostics import CHECK_VERDICTS, CheckResult, Finding
-from vitreous.results.explanation import Explanation
+from vitreous.results import CheckResult, Explanation, Finding
+from vitreous.results.diagnostics import CHECK_VERDICTS
 from vitreous.tracing import Context, Target, probabilities
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = ["check"]
+__all__ = ["check", "run_checks"]
 
 # The limits of the other tests than faithfulness: up to the first it is good, up to the second weak, beyond it bad. The
 # manual states them.
 STABLE = (0.9, 0.6)
 """Rank correlation between the maps of different seeds, at least; and of as many samples again."""
-OWN = (0.9, 0.98)
+CLASS_SPECIFIC = (0.9, 0.98)
 """Rank correlation with the map of the runner-up class, at most. Look-alikes share evidence, so much is allowed."""
-ANSWERABLE = (0.7, 0.9)
+HEAD_DEPENDENT = (0.7, 0.9)
 """Rank correlation with the map under a shuffled head, at most: half and four fifths of the variance of the ranks."""
-
-_FORWARDS, _AGAIN = 44, 4  # blurred pictures, and how often the map is made again, at most
+_FORWARDS, _ATTRIBUTIONS = 44, 4  # blurred images, and how often the map is made again, at most
 _SAME = 1e-4  # of the largest value: what rounding may change in a map
 _OTHER_MODEL = 0.02  # in probability
 
@@ -47,145 +46,210 @@ def check(
 ) -> CheckResult:
     """Return what cheap tests say about one explanation; they can condemn it, not acquit it.
 
-    ``model`` is not needed for an explanation made in this process, as long as its model is still there. ``inputs`` is
-    the tensor ``[3, H, W]`` it was made from, if it was: its picture has eight bits only. ``progress`` is called with
-    how many inputs have been run, and about how many there are.
-
     - *faithfulness*: the fifth of the patches with the largest values is blurred away, and it is left alone. Both are
-      held against the same patches moved to 20 other places: at how many is ``P`` higher without them, and lower with
-      them alone? ``P`` is the probability of the explained class; among the classes it was explained against, where
-      there are any. See ``vitreous.evaluation.evidence``.
+      held against the same patches moved to 20 other places: at how many is ``P`` higher without them, and lower
+      with them alone? ``P`` is the probability of the explained class; among the classes it was explained against,
+      where there are any.
     - *stability*: the lowest rank correlation (Spearman) between this map and those of two other seeds.
-    - *samples*: where a method or a part of it averages samples, the rank correlation ``r`` between the maps of two
-      halves of them, and what follows for all of them, ``2 r / (1 + r)`` (Spearman-Brown).
+    - *samples*: where a method or a component of it averages samples, the rank correlation ``r`` between the maps of
+      two halves of them, and what follows for all of them, ``2 r / (1 + r)`` (Spearman-Brown).
     - *runner-up*: the rank correlation with the map of the most probable other class.
     - *head*: the rank correlation with the map of the same class when the head, norm and classifier, gets the channels
-      in a random order (the weight randomisation of Adebayo et al. 2018, of the last layer, without touching a weight).
+      in a random order (the weight randomization of Adebayo et al., of the last layer, without touching a weight).
 
-    Maps of pixels are summed into patches first. Cost: 44 forwards and at most four more explanations (one less for
-    methods that draw nothing at random, two less for those that know no class).
+    Parameters
+    ----------
+    explanation : Explanation
+        What to check; its target must be a class.
+    model : VisionModel or torch.nn.Module, optional
+        Its model; not needed as long as the one that it was made with is still there.
+    inputs : Tensor, optional
+        The tensor ``[3, H, W]`` it was made from, if it was: its image has eight bits only.
+    memory_gb : float, optional
+        A budget in GiB.
+    progress : callable, optional
+        Called with how many inputs have been run, and about how many there are.
+
+    Returns
+    -------
+    CheckResult
+        A finding for each test, and the worst of them as the verdict.
+
+    Raises
+    ------
+    ModelError
+        Where the model gives other probabilities than the explanation has.
+
+    Notes
+    -----
+    Cost: 44 forwards and at most four more attributions (one less for methods that draw nothing at random, two less for
+    those that are the same for every class).
+
+    References
+    ----------
+    J. Adebayo et al., Sanity Checks for Saliency Maps, 2018.
+
+    Examples
+    --------
+    >>> result = vt.check(vt.explain(model, image, "ixg"))
+    >>> [test.name for test in result.tests]
+    ['faithfulness', 'stability', 'samples', 'runner-up', 'head']
     """
-    seen, how = _maker(explanation, model)
-    on_progress = None if progress is None else _Counted(progress, _FORWARDS + _AGAIN * how.num_forwards(seen))
-    case = _Case(explanation, seen, how, inputs, memory_gb, on_progress)
-    tests = list(case.tests())
+    origin = explanation.origin
+    at_hand = origin.model() if model is None and origin is not None else model
+    if at_hand is None:
+        raise VitreousError(f"{explanation.model}, the model of this explanation, is not at hand; give it to check")
+    vision_model, method = wrap(at_hand), get_method(explanation.method) if origin is None else origin.method
+    tensor = vision_model.preprocess.to_tensor(explanation.image) if inputs is None else inputs
+    tensor = tensor[None] if tensor.ndim == 3 else tensor
+    if len(tensor) != 1:
+        raise ModelError(f"an explanation is checked on one input, got {len(tensor)}")
+    target = _target_of(explanation, vision_model)
+    return run_checks(
+        explanation, method, Context(vision_model, tensor, target, explanation.seed, memory_gb=memory_gb), progress
+    )
+
+
+def _target_of(e: Explanation, model: VisionModel, target: int | None = None) -> Target:
+    """Return what an explanation explains, or the same of another class."""
+    if e.target is None:
+        raise TargetError(f"a check asks about a class, but this explanation is of the function {e.label}")
+    request, index = e.request, e.target if target is None else target
+    if index >= model.num_classes and model.num_classes > 1:
+        raise TargetError(f"{model.name} has no class {index}: it is not the model of this explanation")
+    compare_classes = [request.compare_classes] if request.compare_classes else None
+    return Target.of(
+        model, 1, index, list(request.contrast) or None, request.requested_output, request.class_subset or None,
+        compare_classes,
+    )  # fmt: skip
+
+
+def run_checks(
+    explanation: Explanation, method: Method, context: Context, progress: Progress | None = None
+) -> CheckResult:
+    """Return the outcome of all tests of an explanation; ``context`` holds its one input."""
+    if progress is not None:
+        total = _FORWARDS + _ATTRIBUTIONS * method.num_forwards(context.model)
+        context = context.with_target(context.requested_target)
+        context.on_progress = _Counter(progress, total)
+    tests = list(_Checks(explanation, method, context).tests())
     findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=CHECK_VERDICTS.index, default="weak")
     reasons = [reason for test, reason in tests if test.verdict == verdict and reason]
-    return CheckResult(verdict, _in_words(verdict, reasons), findings)
-
-
-def _maker(explanation: Explanation, model: VisionModel | nn.Module | None) -> tuple[VisionModel, Method]:
-    """Return the model and the method behind an explanation."""
-    origin = explanation.origin
-    given = origin.model() if model is None and origin is not None else model
-    if given is None:
-        raise VitreousError(f"{explanation.model}, the model of this explanation, is not at hand; give it to check")
-    return wrap(given), get_method(explanation.method) if origin is None else origin.method
-
-
-def _in_words(verdict: str, reasons: list[str]) -> str:
     if verdict == "good":
-        return "nothing speaks against this map; cheap tests can condemn a map, not acquit it"
-    why = ", and ".join(reasons) or "no test applies to it"
-    return f"{'do not rely on this map' if verdict == 'bad' else 'take this map with care'}: {why}"
+        sentence = "nothing speaks against this map; cheap tests can condemn a map, not acquit it"
+    else:
+        advice = "do not rely on this map" if verdict == "bad" else "take this map with care"
+        sentence = f"{advice}: {', and '.join(reasons) or 'no test applies to it'}"
+    return CheckResult(verdict, sentence, findings)
 
 
 @dataclass(frozen=True)
-class _Case:
-    """One explanation and what its tests need. Each test gives a finding, and the reason if it is not good."""
+class _Checks:
+    """One explanation and what its tests need. Each gives a finding, and the reason if it is not good."""
 
     explanation: Explanation
-    view: VisionModel
-    how: Method
-    given: Tensor | None
-    memory: float | None
-    on_progress: Callable[[int], None] | None
+    method: Method
+    context: Context
 
     def tests(self) -> Iterator[tuple[Finding, str]]:
-        self._same_model()
+        e = self.explanation
+        self._refuse_other_model()
         if not bool((self.map != self.map.flatten()[0]).any()):
             yield Finding("faithfulness", "bad", "the map is the same everywhere"), "it is the same everywhere"
             return
-        yield finding(self.evidence, self.explanation.label)
-        yield self.stability()
-        yield self.samples()
+        yield faithfulness(self.evidence(), e.label)
+        first, halves = self.attributed(self.context.with_target(self.context.target, e.seed + 1))
+        yield self.stability(first)
+        yield self.samples([e.extras["halves"]] if "halves" in e.extras else halves)
         yield self.runner_up()
         yield self.head()
 
     # -- the tests -------------------------------------------------------------------------------------
 
-    def stability(self) -> tuple[Finding, str]:
-        name, seed = "stability", self.explanation.seed
-        first = self._other_seed[0]
-        drawn = None if _close(first, self.map) else self._again(seed=seed + 2)
-        if drawn is None or _close(first, drawn):  # the latter where the input had been rounded
+    def evidence(self) -> Evidence:
+        """What the model says with the strongest patches blurred, with them alone, and with others."""
+        e, context = self.explanation, self.context
+        assert e.target is not None
+        contrast, subset = e.request.contrast, e.request.class_subset
+        return measure(
+            context.model, context.inputs, e.image, self.map[0], e.target,
+            PRNGKey.of_images(e.seed, "check", context.inputs.cpu()),
+            compare_classes=sorted({e.target, *contrast}) if contrast else list(subset) or None,
+            class_subset=subset or None, memory_gb=context.memory_gb, on_progress=context.on_progress,
+        )  # fmt: skip
+
+    def stability(self, first: Tensor) -> tuple[Finding, str]:
+        name, second = "stability", None
+        if not _close(first, self.map):
+            second, _ = self.attributed(self.context.with_target(self.context.target, self.explanation.seed + 2))
+        if second is None or _close(first, second):  # the latter where the input had been rounded
             return Finding(name, "-", "the method draws nothing at random"), ""
-        lowest = min(agreement(*pair) for pair in ((self.map, first), (self.map, drawn), (first, drawn)))
+        lowest = min(rank_agreement(*pair) for pair in ((self.map, first), (self.map, second), (first, second)))
         verdict = _at_least(lowest, STABLE)
         sentence = f"maps of three seeds agree at least to {lowest:.2f}; {STABLE[0]:.2f} or more is good"
-        return Finding(name, verdict, sentence, {"agreement": lowest}), (
-            "another seed changes it" if verdict == "weak" else "another seed gives another map"
-        )
+        reason = "another seed changes it" if verdict == "weak" else "another seed gives another map"
+        return Finding(name, verdict, sentence, {"agreement": lowest}), reason
 
-    def samples(self) -> tuple[Finding, str]:
-        name, halves = "samples", self._other_seed[1]
-        if "halves" in self.explanation.extras:
-            halves = [self.explanation.extras["halves"]]
+    def samples(self, halves: Sequence[Tensor]) -> tuple[Finding, str]:
+        name = "samples"
         if not halves:
             return Finding(name, "-", "the method averages no samples"), ""
-        lowest = min(agreement(halve[:1], halve[1:]) for halve in halves)
-        whole = 2 * lowest / (1 + lowest) if lowest > 0 else 0.0
+        lowest = min(rank_agreement(half[:1], half[1:]) for half in halves)
+        expected = 2 * lowest / (1 + lowest) if lowest > 0 else 0.0
         sentence = (
-            f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {whole:.2f}; "
+            f"the maps of two halves of the samples agree to {lowest:.2f}, so all of them to about {expected:.2f}; "
             f"{STABLE[0]:.2f} or more is good"
         )
-        numbers = {"agreement": lowest, "all": whole}
-        return Finding(name, _at_least(whole, STABLE), sentence, numbers), "more samples would change it"
+        numbers = {"agreement": lowest, "all": expected}
+        return Finding(name, _at_least(expected, STABLE), sentence, numbers), "more samples would change it"
 
     def runner_up(self) -> tuple[Finding, str]:
-        name, label = "runner-up", self.explanation.label
-        if not self.how.class_specific:
+        name, e, model = "runner-up", self.explanation, self.context.model
+        if not self.method.class_specific:
             sentence = "the method knows no class: the map would be the same for any"
-            return Finding(name, "weak", sentence), f"it would be the same for any class, not for {label} alone"
-        taken = {self.explanation.target, *self.explanation.contrast}
-        allowed = self.explanation.class_subset or range(len(self.chances))
-        others = [c for c in self.chances.argsort(descending=True).tolist() if c in allowed and c not in taken]
-        if not others:
+            return Finding(name, "weak", sentence), f"it would be the same for any class, not for {e.label} alone"
+        excluded, allowed = {e.target, *e.request.contrast}, e.request.class_subset or range(len(self.probabilities))
+        order = self.probabilities.argsort(descending=True).tolist()
+        other = next((index for index in order if index in allowed and index not in excluded), None)
+        if other is None:
             return Finding(name, "-", "there is no other class"), ""
-        other = self.view.label(others[0])
-        agreed = agreement(self.map, self._again(target=others[0]))
-        numbers = {"agreement": agreed, "class": others[0], "probability": float(self.chances[others[0]])}
-        chance = percent(float(self.chances[others[0]]))
-        sentence = f"agrees to {agreed:.2f} with the map of {other} ({chance}); {OWN[0]:.2f} or less is good"
-        return Finding(name, _at_most(agreed, OWN), sentence, numbers), f"it hardly differs from the map of {other}"
+        found, _ = self.attributed(self.context.with_target(_target_of(e, model, other)))
+        agreed, probability, label = (
+            rank_agreement(self.map, found),
+            float(self.probabilities[other]),
+            model.label(other),
+        )
+        numbers = {"agreement": agreed, "class": other, "probability": probability}
+        sentence = f"agrees to {agreed:.2f} with the map of {label} ({percent(probability)})"
+        sentence += f"; {CLASS_SPECIFIC[0]:.2f} or less is good"
+        verdict = _at_most(agreed, CLASS_SPECIFIC)
+        return Finding(name, verdict, sentence, numbers), f"it hardly differs from the map of {label}"
 
     def head(self) -> tuple[Finding, str]:
-        name = "head"
-        if not self.how.class_specific:
+        name, context = "head", self.context
+        if not self.method.class_specific:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
-        agreed = agreement(self.map, self._again(self.view.permute_head(self.explanation.seed)))
+        shuffled = context.model.permute_head(self.explanation.seed)
+        found, _ = self.attributed(
+            Context(
+                shuffled, context.inputs, context.target, context.seed, memory_gb=context.memory_gb,
+                on_progress=context.on_progress,
+            )
+        )  # fmt: skip
+        agreed = rank_agreement(self.map, found)
         sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
-        sentence += f"; {ANSWERABLE[0]:.2f} or less is good"
-        verdict = _at_most(agreed, ANSWERABLE)
+        sentence += f"; {HEAD_DEPENDENT[0]:.2f} or less is good"
+        verdict = _at_most(agreed, HEAD_DEPENDENT)
         return Finding(name, verdict, sentence, {"agreement": agreed}), "much of it does not depend on the classifier"
 
     # -- what they share -------------------------------------------------------------------------------
 
     @cached_property
-    def inputs(self) -> Tensor:
-        """The input ``[1, 3, H, W]``: from the picture, or the tensor that was given."""
-        tensor = self.view.preprocess.to_tensor(self.explanation.image) if self.given is None else self.given
-        tensor = tensor[None] if tensor.ndim == 3 else tensor
-        self.view.check_inputs(tensor)
-        if len(tensor) != 1:
-            raise ModelError(f"an explanation is checked on one input, got {len(tensor)}")
-        return self.view.cast(tensor)
-
-    @cached_property
-    def chances(self) -> Tensor:
+    def probabilities(self) -> Tensor:
         """The probability of every class."""
-        return probabilities(self.view.logits(self.inputs), self.explanation.class_subset or None)[0].cpu()
+        logits = self.context.model.logits(self.context.inputs)
+        return probabilities(logits, self.explanation.request.class_subset or None)[0].cpu()
 
     @cached_property
     def map(self) -> Tensor:
@@ -193,72 +257,31 @@ class _Case:
         own = self.explanation.map[None]
         if not torch.isfinite(own).all():
             raise MapError("the map of this explanation is not finite")
-        return to_grid(own, "token", self.view, self.inputs)
+        return to_grid(own, "token", self.context.model, self.context.inputs)
 
-    @cached_property
-    def _other_seed(self) -> tuple[Tensor, list[Tensor]]:
-        """The map of the next seed, and the maps ``[2, h, w]`` of halves of samples that any part of it had."""
-        context = self._session(seed=self.explanation.seed + 1)
-        found = self._found(context)
-        answers = [each for each in context.memo.values() if isinstance(each, Attribution)]
-        return found, [answer.extras["halves"][0].cpu() for answer in answers if "halves" in answer.extras]
+    def attributed(self, context: Context) -> tuple[Tensor, list[Tensor]]:
+        """Return the method's map in patches, and the maps ``[2, h, w]`` of halves of samples that it is made of."""
+        (attribution,) = compute_attributions(context, [self.method], check=False)
+        is_pixels = self.explanation.map.shape == context.inputs.shape[-2:]
+        on_own_grid = to_grid(attribution.map, "pixel" if is_pixels else "token", context.model, context.inputs)
+        components = [component for component in context.memo.values() if isinstance(component, Attribution)]
+        halves = [component.extras["halves"][0].cpu() for component in components if "halves" in component.extras]
+        return to_grid(on_own_grid, "token", context.model, context.inputs).cpu(), halves
 
-    def _again(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Tensor:
-        """Return the map of the same method when one thing is another."""
-        return self._found(self._session(seen, target, seed))
-
-    def _session(self, seen: VisionModel | None = None, target: int | None = None, seed: int | None = None) -> Context:
-        e, seen = self.explanation, seen or self.view
-        asked, rivals = e.target if target is None else target, list(e.contrast) or None
-        aim = Target.of(
-            seen, 1, asked, rivals, e.asked, e.class_subset or None, [e.compare_classes] if e.compare_classes else None
-        )
-        return Context(
-            seen,
-            self.inputs,
-            aim,
-            e.seed if seed is None else seed,
-            memory_gb=self.memory,
-            on_progress=self.on_progress,
-        )
-
-    def _found(self, context: Context) -> Tensor:
-        """Return the method's map in a session, on the grid of the explanation's own and then in patches."""
-        (answered,) = compute_attributions(context, [self.how], check=False)
-        fine = self.explanation.map.shape == self.inputs.shape[-2:]
-        found_map = to_grid(answered.map, "pixel" if fine else "token", context.model, self.inputs)
-        return to_grid(found_map, "token", context.model, self.inputs).cpu()
-
-    @cached_property
-    def evidence(self) -> Evidence:
-        """What the model says with the strongest patches blurred, with them alone, and with others."""
-        e = self.explanation
-        assert e.target is not None
-        compare_classes = sorted({e.target, *e.contrast}) if e.contrast else list(e.class_subset) or None
-        draws = PRNGKey.of_images(e.seed, "check", self.inputs.cpu())
-        return measure(
-            self.view, self.inputs, e.image, self.map[0], e.target, draws,
-            compare_classes=compare_classes, class_subset=e.class_subset or None, memory_gb=self.memory,
-            on_progress=self.on_progress,
-        )  # fmt: skip
-
-    def _same_model(self) -> None:
-        e = self.explanation
-        if e.target is None:
-            raise TargetError(f"a check asks about a class, but this explanation is of the function {e.label}")
-        said = ((e.target, e.label, e.probability), (e.prediction.target, e.prediction.label, e.prediction.probability))
-        for index, label, then in said:
-            if index >= len(self.chances):
-                raise TargetError(f"{self.view.name} has no class {index}: it is not the model of this explanation")
-            now = float(self.chances[index])
+    def _refuse_other_model(self) -> None:
+        name = self.context.model.name
+        for index, label, then in (self.explanation.explained, self.explanation.prediction):
+            if index is None or index >= len(self.probabilities):
+                raise TargetError(f"{name} has no class {index}: it is not the model of this explanation")
+            now = float(self.probabilities[index])
             if then is None or abs(now - then) > _OTHER_MODEL:
                 raise ModelError(
-                    f"{self.view.name} gives {label} {now:.3f}, the explanation has {then:.3f}: "
-                    "it is of another model, or of a tensor that its picture does not hold (give inputs=)"
+                    f"{name} gives {label} {now:.3f}, the explanation has {then:.3f}: "
+                    "it is of another model, or of a tensor that its image does not hold (give inputs=)"
                 )
 
 
-class _Counted:
+class _Counter:
     """Turns inputs that were run into a share of what there is."""
 
     def __init__(self, progress: Progress, total: float) -> None:
@@ -269,9 +292,9 @@ class _Counted:
         self.progress(self.done, self.total)
 
 
-def agreement(one: Tensor, other: Tensor) -> float:
+def rank_agreement(one: Tensor, other: Tensor) -> float:
     """Return Spearman's rank correlation of two maps; 0 where one is flat or not finite."""
-    pair = [each.double().reshape(1, *each.shape[-2:]).numpy() for each in (one, other)]
+    pair = [map.double().reshape(1, *map.shape[-2:]).numpy() for map in (one, other)]
     return float(spearman(*pair)[0])
 
 

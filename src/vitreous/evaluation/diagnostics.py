@@ -1,169 +1,169 @@
-"""The doctor: does this model give the right answers when it is looked at? One check per promise, each in words."""
+"""Is a model understood, and do methods agree on it? One check per promise, and similarities of maps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, VitreousError, one_line
+from vitreous.errors import ModelError, SpecError, VitreousError, one_line
+from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.plan import named
 from vitreous.methods import Method, compute_attributions, get_method, list_methods
 from vitreous.methods.value_weighted import block_weights, layer_weights
+from vitreous.metrics import Evaluation, Metric, MetricInfo
+from vitreous.metrics.bootstrap import Cell, interval, mean, resampled
+from vitreous.metrics.ranking import Array
+from vitreous.metrics.similarity import SIMILARITIES, cka, similarity
 from vitreous.models import VisionModel, wrap
 from vitreous.models.description import deviations
 from vitreous.models.shared_copy import gap
 from vitreous.models.structure import UnverifiedError
-from vitreous.results import Finding
-from vitreous.results.table import html_rows
+from vitreous.progress import Progress
+from vitreous.registry import check_choice
+from vitreous.results import Agreement, Diagnosis, Finding, ScoreTable
 from vitreous.tracing import Activation, Block, Context, Pass, Record, Target, activation_grad
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.rules import LINEARIZED
 
-__all__ = ["Diagnosis", "diagnose"]
+__all__ = ["agreement", "best_layers", "diagnose", "layer_methods"]
 
-_MOST_FORWARDS = 3  # methods that need more are not tried
-_MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """All findings about one model, and which methods apply to it."""
-
-    model: str
-    checks: tuple[Finding, ...]
-    methods: tuple[Finding, ...] = ()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether every check that applies holds."""
-        return all(check.verdict != "failed" for check in self.checks)
-
-    @property
-    def verdict(self) -> str:
-        """The model and what to think of it, in one line."""
-        return f"{self.model}: {'healthy' if self.healthy else 'some checks failed'}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {**asdict(self), "healthy": self.healthy}
-
-    def __repr__(self) -> str:
-        """The verdict, what failed, and how many methods apply; ``print`` shows the same."""
-        passed = sum(check.verdict == "ok" for check in self.checks)
-        failed = [f"  failed: {check.name}: {check.sentence}" for check in self.checks if check.verdict == "failed"]
-        counts = [f"  {passed} of {len(self.checks)} checks ok, {self._told()}"]
-        return "\n".join([self.verdict, *counts, *failed])
-
-    def _repr_html_(self) -> str:
-        checks = [[check.name, check.verdict, check.sentence] for check in self.checks]
-        tried = [[check.name, check.verdict, check.sentence] for check in self.methods]
-        second = html_rows([["method", "", ""], *tried], self._told()) if tried else ""
-        return html_rows([["check", "", ""], *checks], self.verdict) + second
-
-    def _told(self) -> str:
-        counts = {
-            verdict: sum(method.verdict == verdict for method in self.methods) for verdict in ("ok", "failed", "-")
-        }
-        return f"{counts['ok']} methods apply, {counts['failed']} do not, {counts['-']} were not tried"
+_MAX_FORWARDS = 3  # methods that need more are not tried
+_MAX_NAMED = 3
 
 
 def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> Diagnosis:
-    """Examine a model: a view, or a module of one's own. Nothing is raised; advice is in the findings."""
+    """Examine a model: is it understood, and which methods apply to it?
+
+    Nothing is raised: what is wrong, and advice, is in the findings.
+
+    Parameters
+    ----------
+    model : VisionModel or torch.nn.Module
+        The model.
+    seed : int, default 0
+        Of the random inputs.
+    **facts
+        Passed to ``vt.wrap``.
+
+    Returns
+    -------
+    Diagnosis
+        Findings about the model and about each method.
+
+    Notes
+    -----
+    Cost: a few dozen passes over one or two random inputs; methods that need more than three forwards are not tried.
+
+    Examples
+    --------
+    >>> found = vt.diagnose(model)
+    >>> found.healthy, found.checks[0].name
+    (True, 'the model can be wrapped')
+    """
     check_seed(seed)
-    seen: list[VisionModel] = []
+    wrapped: list[VisionModel] = []
 
-    def look() -> str:
-        seen.append(wrap(model, **facts))
-        return repr(seen[0])
+    def try_wrapping() -> str:
+        wrapped.append(wrap(model, **facts))
+        return repr(wrapped[0])
 
-    first = _safely("a view of the model", look)
-    if first.verdict == "failed":
+    first = _finding("the model can be wrapped", try_wrapping)
+    if not wrapped:
         return Diagnosis(type(model).__name__, (first,))
-    (vision_model,), (height, width) = seen, seen[0].preprocess.size
-    inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, height, width)
+    (vision_model,) = wrapped
+    inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, *vision_model.preprocess.size)
     examiner = _Examiner(vision_model, vision_model.cast(inputs))
-    checks = tuple(_safely(name, look) for name, look in examiner.checks())
-    tried = tuple(_try(vision_model, inputs[:1], name) for name in _spellings())
-    return Diagnosis(vision_model.name, (first, *checks), tried)
+    checks = [_finding(name, examine) for name, examine in examiner.checks()]
+    methods = [
+        _try_method(
+            vision_model,
+            inputs[:1],
+            f"{info.name}({', '.join(['ixg', 'gradcam'][: info.num_bases])})" if info.is_combinator else info.name,
+        )
+        for info in list_methods()
+    ]
+    return Diagnosis(vision_model.name, (first, *checks), tuple(methods))
 
 
 class _Examiner:
     """The checks, each returning a detail, or raising ``VitreousError`` with what is wrong."""
 
     def __init__(self, model: VisionModel, inputs: Tensor) -> None:
-        self.view, self.inputs = model, inputs
+        self.model, self.inputs = model, inputs
         self.layers = tuple(range(model.depth))
 
     def checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
-        yield "forward through the view equals the model", self.forward
+        yield "the wrapped forward equals the model's own", self.forward
         yield "attention in every block, rows sum to one", self.attention
         yield "declared rule counts are met", self.rules
-        yield "hooks, adapters and code of its own", self.deviations
-        yield "shares add up to what attention adds", self.shares
+        yield "hooks, adapters and code of its own", self.modifications
+        yield "contributions add up to what attention adds", self.contributions
         yield "gradients reach every block", self.gradients
         yield "keeping all tokens changes nothing", self.tokens
         yield "sub-networks agree", self.suffixes
         yield "preprocessing", self.preprocessing
-        yield "labels", self.labels
+        yield "class names", self.class_names
 
     def forward(self) -> str:
-        seen = self.view.shared_copy()
+        copy = self.model.shared_copy()
         with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
-            return self._same(
-                seen.forward_head(seen.forward_blocks(seen.embed(self.inputs))), seen.reference_forward(self.inputs)
-            )
+            logits = copy.forward_head(copy.forward_blocks(copy.embed(self.inputs)))
+            return _equality(logits, copy.reference_forward(self.inputs))
 
     def attention(self) -> str | None:
-        if self.view.attention != "global":
+        if self.model.attention != "global":
             return None
         record = Record("attn_weights", _row_sums, self.layers, grad=False)
-        sums = self._session().run_pass(Pass((record,)))[record]
+        sums = self._context().run_pass(Pass((record,)))[record]
         worst = max(float((row - 1).abs().max()) for row in sums)
         if worst > 1e-2:
             raise VitreousError(f"a row of attention sums to {1 + worst:.3f}")
         return f"{len(sums)} blocks, rows off by at most {worst:.0e}"
 
     def rules(self) -> str:
-        cache = self._session().run_pass(Pass((Record("resid_pre", activation_grad, (0,)),), LINEARIZED))
-        total = self.view.total_operations()
-        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(total.items()) if count)
-        return f"{counts}; frozen {self._same(cache.logits, self.view.logits(self.inputs))}"
+        cache = self._context().run_pass(Pass((Record("resid_pre", activation_grad, (0,)),), LINEARIZED))
+        operations = self.model.total_operations()
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(operations.items()) if count)
+        return f"{counts}; linearized {_equality(cache.logits, self.model.logits(self.inputs))}"
 
-    def deviations(self) -> str | None:
-        odd = deviations(self.view.module)
-        if not odd:
+    def modifications(self) -> str | None:
+        found = deviations(self.model.module)
+        if not found:
             return None
-        self.view.verify(self.inputs)
-        listed = [f"{path or 'the model'} has {why}" for path, why in list(odd.items())[:_MOST_NAMED]]
-        more = [f"{len(odd) - _MOST_NAMED} more"] if len(odd) > _MOST_NAMED else []
-        kind, reason = self.view.pooling.kind, self.view.pooling.reason
-        told = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
-        if self.view.attention == "none":
-            return told
-        if kind == "unknown":
-            return f"{told} {reason}: methods that begin at the tokens that are read do not apply"
-        return f"{told} Pooling as it is found: {kind}"
+        self.model.verify(self.inputs)
+        listed = [f"{path or 'the model'} has {why}" for path, why in list(found.items())[:_MAX_NAMED]]
+        more = [f"{len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
+        text = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
+        pooling = self.model.pooling
+        if self.model.attention == "none":
+            return text
+        if pooling.kind == "unknown":
+            return f"{text} {pooling.reason}: methods that begin at the tokens that are read do not apply"
+        return f"{text} Pooling as it is found: {pooling.kind}"
 
-    def shares(self) -> str | None:
-        if self.view.attention != "global":
+    def contributions(self) -> str | None:
+        if self.model.attention != "global":
             return None
-        self.view.verify(self.inputs)
+        self.model.verify(self.inputs)
         try:
             for layer in self.layers:
-                layer_weights(self.view, layer)
+                layer_weights(self.model, layer)
         except UnverifiedError:
             raise
         except ModelError:
-            return None  # of a family that has no such shares
-        self._session().run_pass(Pass((Record("block", _checked_width, self.layers, grad=False),)))
+            return None  # of a family that has no such contributions
+        self._context().run_pass(Pass((Record("block", _checked_width, self.layers, grad=False),)))
         return f"in each of {len(self.layers)} blocks"
 
     def gradients(self) -> str:
-        record = Record("resid_pre", _largest, self.layers)
-        sizes = [float(size.max()) for size in self._session().run_pass(Pass((record,)))[record]]
+        record = Record("resid_pre", _largest_gradient, self.layers)
+        sizes = [float(size.max()) for size in self._context().run_pass(Pass((record,)))[record]]
         dead = [layer for layer, size in enumerate(sizes) if not size > 0]
         if len(dead) == len(sizes):
             raise VitreousError("no gradient arrives at any block; is the head untrained, all zeros?")
@@ -172,41 +172,41 @@ class _Examiner:
         return f"from {min(sizes):.1e} to {max(sizes):.1e}"
 
     def tokens(self) -> str | None:
-        if not self.view.can_drop_tokens:
+        if not self.model.can_drop_tokens:
             return None
-        height, width = self.view.grid(self.inputs)
-        everything = torch.arange(height * width).expand(len(self.inputs), -1)
-        return self._same(self.view.logits(self.inputs, keep=everything), self.view.logits(self.inputs))
+        height, width = self.model.grid(self.inputs)
+        every = torch.arange(height * width).expand(len(self.inputs), -1)
+        return _equality(self.model.logits(self.inputs, keep=every), self.model.logits(self.inputs))
 
     def suffixes(self) -> str:
-        expected = self.view.logits(self.inputs)
-        worst, seen = "", self.view.shared_copy()
+        expected = self.model.logits(self.inputs)
+        text, copy = "", self.model.shared_copy()
         for layer in self.layers:
             with torch.no_grad(), torch.autocast(self.inputs.device.type, enabled=False):
-                tokens = seen.forward_blocks(seen.embed(self.inputs), 0, layer)
-            worst = self._same(seen.suffix(layer, self.inputs).logits(tokens), expected)
-        return f"from each of {self.view.depth} blocks; {worst}"
+                tokens = copy.forward_blocks(copy.embed(self.inputs), 0, layer)
+            text = _equality(copy.suffix(layer, self.inputs).logits(tokens), expected)
+        return f"from each of {self.model.depth} blocks; {text}"
 
     def preprocessing(self) -> str:
-        how = self.view.preprocess
-        mean = ", ".join(f"{value:.3g}" for value in how.mean)
-        return f"{how.size[0]} x {how.size[1]}, {how.mode} crop {how.crop:g}, {how.interpolation}, mean {mean}"
+        own = self.model.preprocess
+        mean = ", ".join(f"{value:.3g}" for value in own.mean)
+        return f"{own.size[0]} x {own.size[1]}, {own.mode} crop {own.crop:g}, {own.interpolation}, mean {mean}"
 
-    def labels(self) -> str | None:
-        names = self.view.class_names
-        return (
-            None if names is None else f"{len(names)}: {', '.join(map(self.view.label, range(min(3, len(names)))))}, …"
-        )
+    def class_names(self) -> str | None:
+        names = self.model.class_names
+        if names is None:
+            return None
+        return f"{len(names)}: {', '.join(map(self.model.label, range(min(3, len(names)))))}, …"
 
-    def _session(self) -> Context:
-        return Context(self.view, self.inputs, Target.of(self.view, len(self.inputs)))
+    def _context(self) -> Context:
+        return Context(self.model, self.inputs, Target.of(self.model, len(self.inputs)))
 
-    @staticmethod
-    def _same(logits: Tensor, expected: Tensor) -> str:
-        off, different = gap(logits, expected)
-        if different:
-            raise VitreousError(f"logits differ by {off:.1e}")
-        return "logits bit-equal" if off == 0 else f"logits within {off:.0e}"
+
+def _equality(logits: Tensor, expected: Tensor) -> str:
+    difference, is_different = gap(logits, expected)
+    if is_different:
+        raise VitreousError(f"logits differ by {difference:.1e}")
+    return "logits bit-equal" if difference == 0 else f"logits within {difference:.0e}"
 
 
 def _row_sums(a: Activation) -> Tensor:
@@ -218,36 +218,194 @@ def _checked_width(block: Block) -> Tensor:
     return block.resid_pre[:, 0, 0]
 
 
-def _largest(a: Activation) -> Tensor:
+def _largest_gradient(a: Activation) -> Tensor:
     return a.grad.flatten(1).abs().amax(dim=1)
 
 
-def _safely(name: str, look: Callable[[], str | None]) -> Finding:
+def _finding(name: str, examine: Callable[[], str | None]) -> Finding:
     try:
-        detail = look()
-    except Exception as error:  # a foreign model can break anywhere; the patient gets advice, not a traceback
+        detail = examine()
+    except Exception as error:  # a user's model can break anywhere; the answer is advice, not a traceback
         kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
         return Finding(name, "failed", one_line(f"{kind}{error}"))
     return Finding(name, "-", "does not apply") if detail is None else Finding(name, "ok", detail)
 
 
-def _spellings() -> list[str]:
-    return [
-        f"{info.name}({', '.join(['ixg', 'gradcam'][: info.num_bases])})" if info.is_combinator else info.name
-        for info in list_methods()
-    ]
+def _try_method(model: VisionModel, inputs: Tensor, spec: str) -> Finding:
+    method: Method = get_method(spec)
+    if method.num_forwards(model) > _MAX_FORWARDS or method.info.is_slow:
+        return Finding(method.info.name, "-", f"not tried: {method.info.cost_text}")
 
-
-def _try(model: VisionModel, inputs: Tensor, spec: str) -> Finding:
-    how: Method = get_method(spec)
-    if how.num_forwards(model) > _MOST_FORWARDS or how.info.is_slow:
-        return Finding(how.info.name, "-", f"not tried: {how.info.cost_text}")
-
-    def look() -> str:
+    def attribute() -> str:
         context = Context(model, inputs, Target.of(model, len(inputs)))
-        (answered,) = compute_attributions(context, [how], check=False)
-        if not torch.isfinite(answered.map).all():
+        (attribution,) = compute_attributions(context, [method], check=False)
+        if not torch.isfinite(attribution.map).all():
             raise VitreousError("its map is not finite")
-        return f"{answered.map.shape[1]} x {answered.map.shape[2]} map"
+        return f"{attribution.map.shape[1]} x {attribution.map.shape[2]} map"
 
-    return _safely(how.info.name, look)
+    return _finding(method.info.name, attribute)
+
+
+# -- agreement -----------------------------------------------------------------------------------------
+
+
+def agreement(
+    model: VisionModel | nn.Module,
+    images: Any,
+    methods: Any,
+    by: str = "spearman",
+    *,
+    grid: str = "token",
+    target: Any = None,
+    labels: Any = None,
+    n_bootstrap: int = 1000,
+    output: str = "logit",
+    class_subset: Sequence[int | str] | None = None,
+    compare_classes: Any = None,
+    seed: int = 0,
+    memory_gb: float | None = None,
+    progress: Progress | bool | None = None,
+) -> Agreement:
+    """Return how alike the maps of several methods are, for every pair of them, with bootstrap intervals over images.
+
+    Parameters
+    ----------
+    model, images, methods
+        As in ``evaluate``; for the layers of one method give ``layer_methods(method, model)`` of
+        ``vitreous.evaluation.diagnostics``.
+    by : str, default "spearman"
+        ``"spearman"``, ``"abs_spearman"``, ``"pearson"``, ``"cosine"`` or ``"ssim"``, whose mean over the images is
+        taken, or ``"cka"``, one number for all images.
+    grid : {"token", "pixel"}, default "token"
+        Where maps are compared: pixels summed into patches, or coarser maps enlarged.
+    target, labels, n_bootstrap, output, class_subset, compare_classes, seed, memory_gb, progress
+        As in ``evaluate``.
+
+    Returns
+    -------
+    Agreement
+        A symmetric matrix with intervals.
+
+    Notes
+    -----
+    Cost: the maps; all of them are held at once.
+
+    Examples
+    --------
+    >>> vt.agreement(model, images, ["ixg", "gradcam", "rollout"], n_bootstrap=50).matrix.shape
+    (3, 3)
+    """
+    check_choice("by", by, (*SIMILARITIES, "cka"))
+    check_choice("grid", grid, ("token", "pixel"))
+    if len(named(methods)) < 2:
+        raise VitreousError(f"agreement needs at least two methods, got {len(named(methods))}")
+    table = evaluate(
+        model,
+        images,
+        methods,
+        _MapValues(grid=grid),
+        target=target,
+        labels=labels,
+        controls=False,
+        n_bootstrap=n_bootstrap,
+        output=output,
+        class_subset=class_subset,
+        compare_classes=compare_classes,
+        seed=seed,
+        memory_gb=memory_gb,
+        progress=progress,
+    )
+    maps = [_maps(table.parts[name, table.metrics[0]]) for name in table.methods]
+    pairs = [(i, j) for i in range(len(maps)) for j in range(i, len(maps))]
+    if by == "cka":
+        cells = [_cka_cell(maps[i], maps[j]) for i, j in pairs]
+    else:
+        cells = [(_similarities(by, maps[i], maps[j])[:, None], mean) for i, j in pairs]
+    resamples, ones = resampled(cells, n_bootstrap, seed), np.ones((1, len(table.images)))
+    ends = [interval(column) for column in resamples.T]
+    means = [float(aggregate(parts, ones)[0]) for parts, aggregate in cells]
+    return Agreement(
+        table.methods,
+        table.images,
+        by,
+        grid,
+        matrix=_square(pairs, np.array(means)),
+        low=_square(pairs, np.array([end.low for end in ends])),
+        high=_square(pairs, np.array([end.high for end in ends])),
+        per_image=None if by == "cka" else _square(pairs, np.stack([parts[:, 0] for parts, _ in cells], axis=-1)),
+        plan={**table.plan, "metrics": {}, "resampling": {"n_bootstrap": n_bootstrap, "seed": seed}},
+    )
+
+
+def layer_methods(base: str | Method, model: VisionModel | nn.Module) -> Mapping[str, Method]:
+    """Return one method at every layer of a model, by name: ``layer 0`` and so on.
+
+    Any method with a ``layer`` of its own can be moved: ``iba``, ``raw_attention``, ``gradcam`` and all CAMs, ``ixg``,
+    ``decompx`` … Layers where it has nothing to see are left out.
+    """
+    method, vision_model = get_method(base), wrap(model)
+    if "layer" not in {parameter.name for parameter in method.info.parameters}:
+        raise SpecError(f"{method.spec} has no layer that could be another one")
+    moved: Any = method
+    return {
+        f"layer {layer}": replace(moved, layer=layer)
+        for layer in range(vision_model.depth)
+        if not method.has_layer_choice or method.at_layer(vision_model, layer) is not None
+    }
+
+
+def best_layers(table: ScoreTable, metric: str) -> dict[str, float]:
+    """Return for how many images each method (or layer) has the best score; equal ones share an image evenly.
+
+    Images for which no method has a score count for none.
+    """
+    scores = np.stack([table[name, metric] for name in table.methods], axis=1)
+    scores = scores[~np.isnan(scores).all(axis=1)]
+    if not table.higher_is_better[metric]:
+        scores = -scores
+    best = scores == np.nanmax(scores, axis=1, keepdims=True) if len(scores) else scores
+    fractions = (best / np.maximum(best.sum(axis=1, keepdims=True), 1)).sum(axis=0)
+    return dict(zip(table.methods, fractions.tolist(), strict=True))
+
+
+@dataclass
+class _MapValues(Metric):
+    """The maps themselves as parts: rows and columns of their grid, then every value. Cost: none."""
+
+    grid: str = "token"
+
+    def score(self, evaluation: Evaluation) -> Array:
+        values = evaluation.maps(self.grid)
+        size = np.tile(np.array(values.shape[1:], np.float64), (len(values), 1))
+        return np.concatenate([size, values.reshape(len(values), -1)], axis=1)
+
+
+_MapValues.info = MetricInfo("maps", "agreement", _MapValues)
+
+
+def _maps(parts: Array) -> Array:
+    height, width = parts[0, :2].astype(int)
+    return parts[:, 2:].reshape(len(parts), height, width)
+
+
+def _similarities(by: str, one: Array, other: Array) -> Array:
+    """Return the similarity of every pair; NaN where either map was left out."""
+    return np.where(np.isnan(other).all(axis=(1, 2)), np.nan, similarity(by, one, other))
+
+
+def _cka_cell(one: Array, other: Array) -> Cell:
+    rows = [maps.reshape(len(maps), -1) for maps in (one, other)]
+    return np.concatenate(rows, axis=1), partial(_cka, width=rows[0].shape[1])
+
+
+def _cka(parts: Array, weights: Array, width: int) -> Array:
+    return cka(parts[:, :width, None], parts[:, width:, None], weights)
+
+
+def _square(pairs: Sequence[tuple[int, int]], values: Array) -> Array:
+    """Return a symmetric matrix ``[..., M, M]`` of the values ``[..., pairs]``."""
+    count = max(j for _, j in pairs) + 1
+    matrix = np.empty((*values.shape[:-1], count, count))
+    for column, (i, j) in enumerate(pairs):
+        matrix[..., i, j] = matrix[..., j, i] = values[..., column]
+    return matrix

@@ -1,122 +1,122 @@
-"""Which of a user's words a method does not follow: said once, before the work.
-
-``evaluate``: many pictures, methods and metrics to one table.
-"""
+"""Many images, methods and metrics to one table."""
 
 from __future__ import annotations
 
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import reduce
 from itertools import chain
+from operator import or_
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from vitreous import __version__
 from vitreous.datasets import Sample, batched, count_images, read_samples
-from vitreous.errors import ImageError, TargetError, VitreousError, VitreousWarning
-from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
-from vitreous.evaluation.explainers import named
-from vitreous.evaluation.runner import Judged, unit
-from vitreous.methods import Method, get_method, recommended_method
+from vitreous.errors import ImageError, TargetError, VitreousError
+from vitreous.evaluation.plan import EvaluationPlan, explainers_of, image_shape_of, with_batch_sizes
+from vitreous.evaluation.runner import ScoredUnit, degenerate_counts, provenance, score_unit
 from vitreous.metrics import EvaluationConfig, Metric, get_metric
 from vitreous.metrics.base import check_widths
-from vitreous.metrics.batch_runner import Audit
 from vitreous.metrics.bootstrap import SAMPLES
-from vitreous.metrics.ranking import FLAGS, Curve
+from vitreous.metrics.ranking import Curve
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults
-from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.tracing import Targets, plain_target
-from vitreous.tracing.targets import ClassSets, check_output, class_sets, restriction
+from vitreous.tracing.targets import ClassSets, class_sets, restriction
 
-__all__ = [
-    "evaluate",
-    "heeded",
-]
-
-
-def heeded(hows: Sequence[Method], target: Any, output: str | None) -> None:
-    """Warn of a value that some methods replace by their own, and of a class that cannot change their maps.
-
-    ``target`` and ``value`` are as the user gave them; what was not given is not warned about.
-    """
-    if output is not None:
-        check_output(output)
-        own = {how.spec: how.outputs(output) for how in hows if how.outputs(output) != (output,)}
-        if own:
-            told = ", ".join(f"{display_name(name)} explains {' and '.join(values)}" for name, values in own.items())
-            _warn(f"output={output!r} is not what is explained: {told}, whatever is asked for")
-    target = plain_target(target)
-    if target is not None and not (isinstance(target, str) and target == "pred"):
-        blind = [display_name(how.spec) for how in hows if not how.class_specific]
-        if blind:
-            verb = "knows" if len(blind) == 1 else "know"
-            _warn(f"{', '.join(blind)} {verb} no class: the map is the same for any target")
-
-
-def _warn(text: str) -> None:
-    """Warn at the line that called the library, so that Python tells it once for each of them."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "vitreous":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, VitreousWarning, stacklevel=level)
+__all__ = ["evaluate"]
 
 
 def evaluate(
     model: VisionModel | nn.Module,
-    data: Any,
+    images: Any,
     methods: Any = None,
-    metrics: Sequence[str | Metric] | str | Metric = defaults.METRICS,
+    metrics: Sequence[str | Metric] | str | Metric | None = None,
     *,
+    target: Any = None,
     labels: Any = None,
     annotations: Any = None,
-    target: Any = "pred",
+    groups: Sequence[int] | None = None,
     controls: bool = True,
-    output: str | None = None,
+    n_bootstrap: int = SAMPLES,
+    output: str = "logit",
     class_subset: Sequence[int | str] | None = None,
     compare_classes: Any = None,
-    groups: Sequence[int] | None = None,
     precision: str = "float32",
-    batch_size: int | None = None,
     interpolation: str = "bilinear",
     tie_breaking: str = "random",
     nan_policy: str = "exclude",
-    n_bootstrap: int = SAMPLES,
     seed: int = 0,
+    batch_size: int | None = None,
     memory_gb: float | None = None,
     progress: Progress | bool | None = None,
 ) -> ScoreTable:
-    """Judge methods by metrics over pictures; return per-image scores, means and bootstrap intervals.
+    """Score methods by metrics over images.
 
-    ``data``: paths, pictures or preprocessed tensors, or an iterable of ``(image, label)``; ``labels``: the true
-    classes, in order or by picture name; ``truth``: masks, boxes and parts (``vt.Annotation``), in order, by name or as
-    a function of the picture. ``methods``: spellings, callables ``(model, inputs, classes) -> maps``, attribution
-    objects, folders of ``.npy`` maps, tensors of maps, or a mapping of names to such; without them, what ``explain``
-    does and ``generic``. ``target``: the explained class,
-    ``"pred"``, ``"label"``, a class or one per image; metrics may have their own. ``classes`` restricts the softmax, of
-    explainers too; ``among`` gives every image a set of classes to compare (``var``), one list or one for each.
-    ``groups`` numbers the pictures that belong together (the cells of a grid): the bootstrap draws them as one.
-    ``precision``: ``"float16"`` and ``"bfloat16"`` are audited against float32. ``batch``: states at once. ``memory``:
-    a budget in GiB. ``progress``: a function of done and total states, or ``True`` for a bar on standard error.
+    Parameters
+    ----------
+    model : VisionModel or torch.nn.Module
+        The model.
+    images : path, sequence, Tensor, loader or iterable
+        As in ``explain``, or an iterable of ``(image, label)``.
+    methods : optional
+        Specs, callables ``(model, inputs, classes) -> maps``, attribution objects, folders of ``.npy`` maps, tensors of
+        maps, or a mapping of names to such; by default what ``explain`` does, and ``generic``.
+    metrics : str, Metric or sequence of such, optional
+        Specs; the usual six by default.
+    target : optional
+        The explained class: ``"pred"`` (the default), ``"label"``, a class, or one per image; metrics may have their
+        own.
+    labels : sequence or mapping, optional
+        The true classes, in order or by the names of the images.
+    annotations : sequence, mapping or callable, optional
+        Masks, boxes and parts (``vt.Annotation``), in order, by name or as a function of the image.
+    groups : sequence of int, optional
+        A number for each image; those that share one (the cells of a grid) are resampled together.
+    controls : bool, default True
+        Add the control methods ``random``, ``constant`` and ``centre``.
+    n_bootstrap : int, default 10000
+        Resamples of the intervals.
+    output, class_subset, compare_classes
+        As in ``explain``.
+    precision : {"float32", "float16", "bfloat16"}, default "float32"
+        Of the forwards that metrics need; half precision is audited against float32.
+    interpolation : {"bilinear", "nearest"}, default "bilinear"
+        How maps are enlarged to pixels.
+    tie_breaking : {"random", "raster", "reverse_raster"}, default "random"
+        The order of equal values.
+    nan_policy : {"exclude", "lowest", "raise"}, default "exclude"
+        What becomes of maps that are not finite.
+    seed : int, default 0
+        Of everything random.
+    batch_size : int, optional
+        Perturbed images in one forward; what the device holds by default.
+    memory_gb : float, optional
+        A budget in GiB.
+    progress : callable or bool, optional
+        A function of done and total states, or ``True`` for a bar on standard error.
+
+    Returns
+    -------
+    ScoreTable
+        Scores of every image, means and bootstrap intervals.
+
+    Notes
+    -----
+    Cost: equal states of all methods and metrics run once; ``vitreous metrics`` lists the forwards of each metric.
+
+    Examples
+    --------
+    >>> table = vt.evaluate(model, images, ["ixg", "rollout"], "insertion(steps=4)", n_bootstrap=50)
+    >>> table.methods
+    ('ixg', 'rollout', 'random', 'constant', 'centre')
     """
-    vision_model, judges = wrap(model), _metrics(metrics)
-    hows = named(
-        (recommended_method("quick", vision_model), *defaults.evaluation_methods(vision_model.has_residual_stream))
-        if methods is None
-        else methods
-    )
-    heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
-    output = "logit" if output is None else output
-    config = EvaluationConfig(  # bad words before the work
+    config = EvaluationConfig(  # a wrong word is refused before the work
         output=output,
         precision=precision,
         interpolation=interpolation,
@@ -124,151 +124,131 @@ def evaluate(
         nan_policy=nan_policy,
         seed=seed,
     )
-    if controls:
-        hows = {**hows, **{name: get_method(name) for name in defaults.CONTROLS if name not in hows}}
-    _check_groups(groups, count_images(data))
-    class_indices = restriction(vision_model, class_subset)
-    aims = _Aims(vision_model, target, compare_classes)
-    source = aims.aimed(read_samples(data, vision_model, labels, annotations))
+    vision_model, definitions = wrap(model), _metrics(defaults.METRICS if metrics is None else metrics)
+    explainers = explainers_of(methods, vision_model, controls, output)
+    count = count_images(images)
+    _check_groups(groups, count)
+    classes = _ExplainedClasses(vision_model, target, compare_classes)
+    config = replace(config, target=classes.mode, class_subset=restriction(vision_model, class_subset))
+    source = classes.assigned(read_samples(images, vision_model, labels, annotations))
     first = next(source, None)
     if first is None:
-        raise ImageError("there are no pictures to judge with")
-    size = (first.image.tensor.shape[1], first.image.tensor.shape[2])
-    config = with_batch_sizes(
-        replace(config, target=aims.explained, class_subset=class_indices), vision_model, size, batch_size, memory_gb
+        raise ImageError("there are no images to evaluate with")
+    size = first.image.tensor.shape[1], first.image.tensor.shape[2]
+    config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
+    plan = EvaluationPlan(explainers, definitions, image_shape_of(vision_model, size), config, first.label is not None)
+    units, began = list[ScoredUnit](), time.perf_counter()
+    with track_progress(progress, "states") as on_progress:
+        tick = _ticker(plan, on_progress, count)
+        for group in batched(chain([first], source), config.images_per_unit):
+            unit = score_unit(vision_model, group, replace(plan, config=config), tick)
+            config = unit.config  # what ran out of memory once is not tried again
+            units.append(replace(unit, maps={}))
+    record = _record(vision_model, plan, units, config)
+    record["target"], record["seconds"]["total"] = classes.recorded, time.perf_counter() - began
+    return _table(tuple(explainers), plan, units, record, n_bootstrap, groups)
+
+
+def _table(
+    methods: tuple[str, ...],
+    plan: EvaluationPlan,
+    units: Sequence[ScoredUnit],
+    record: dict[str, Any],
+    n_bootstrap: int,
+    groups: Sequence[int] | None,
+) -> ScoreTable:
+    images = tuple(name for unit in units for name in unit.names)
+    _check_groups(groups, len(images))
+    cells = [(name, label) for name in methods for label in plan.metrics]
+    for cell in cells:
+        check_widths(cell[1], [unit.parts[cell] for unit in units])
+    flags = {key: np.concatenate([unit.flags[key] for unit in units]) for key in units[0].flags}
+    return ScoreTable(
+        images=images,
+        methods=methods,
+        metrics=tuple(plan.metrics),
+        parts={cell: np.concatenate([unit.parts[cell] for unit in units]) for cell in cells},
+        definitions=plan.metrics,
+        degenerate={
+            name: degenerate_counts([codes for (method, _), codes in flags.items() if method == name])
+            for name in methods
+        },
+        confidence={name: np.concatenate([unit.confidence[name] for unit in units]) for name in units[0].confidence},
+        curves={cell: _joined([unit.curves[cell] for unit in units]) for cell in cells},
+        plan=record,
+        n_bootstrap=n_bootstrap,
+        seed=plan.config.seed,
+        groups=None if groups is None else tuple(int(group) for group in groups),
     )
-    plan = EvaluationPlan(hows, judges, image_shape_of(vision_model, size), config, first.label is not None)
-    with track_progress(progress, "states") as tell:
-        run = _Run(vision_model, plan, tell, count_images(data))
-        for group in batched(chain([first], source), plan.config.images_per_unit):
-            run.judge(group)
-    return run.table(tuple(hows), n_bootstrap, aims.said, groups)
-
-
-class _Run:
-    """One evaluation, unit by unit; of each, only the numbers stay."""
-
-    def __init__(self, model: VisionModel, plan: EvaluationPlan, progress: Progress | None, total: int | None) -> None:
-        self.view, self.plan, self.first = model, plan, plan
-        self.done: list[Judged] = []
-        self.on_progress = _ticker(plan, progress, total)
-        self.began = time.perf_counter()
-
-    def judge(self, group: Sequence[Sample]) -> None:
-        judged = unit(self.view, group, self.plan, self.on_progress)
-        sizes: dict[str, Any] = {"attribution_batch": judged.inner, "forward_batch": judged.at_once}
-        self.plan = replace(self.plan, config=replace(self.plan.config, **sizes))  # too much once is not tried again
-        self.done.append(replace(judged, maps={}))
-
-    def table(
-        self, methods: tuple[str, ...], samples: int, target: Any, groups: Sequence[int] | None = None
-    ) -> ScoreTable:
-        plan, done = self.plan, self.done
-        _check_groups(groups, sum(len(each.names) for each in done))
-        cells = [(name, label) for name in methods for label in plan.metrics]
-        for cell in cells:
-            check_widths(cell[1], [each.parts[cell] for each in done])
-        parts = {cell: np.concatenate([each.parts[cell] for each in done]) for cell in cells}
-        return ScoreTable(
-            images=tuple(name for each in done for name in each.names),
-            methods=methods,
-            metrics=tuple(plan.metrics),
-            parts=parts,
-            judges=plan.metrics,
-            degenerate={name: self._degenerate(name) for name in methods},
-            confidence={name: np.concatenate([each.confidence[name] for each in done]) for name in done[0].confidence},
-            curves={cell: _joined([each.curves[cell] for each in done]) for cell in cells},
-            plan=self._record(target),
-            samples=samples,
-            seed=plan.config.seed,
-            groups=None if groups is None else tuple(int(group) for group in groups),
-        )
-
-    def _degenerate(self, name: str) -> dict[str, int]:
-        """Return how many maps of a method were constant, zero or not finite: of one explained class, the most."""
-        modes = [mode for method, mode in self.done[0].flags if method == name]
-        codes = [np.concatenate([each.flags[name, mode] for each in self.done]) for mode in modes]
-        return {kind: max(int((c == code).sum()) for c in codes) for code, kind in enumerate(FLAGS) if code}
-
-    def _record(self, target: Any) -> dict[str, Any]:
-        states = sum((each.states for each in self.done), Counter[int]())
-        audit: Audit | None = None
-        for each in self.done:
-            audit = each.audit if audit is None else audit | each.audit
-        sizes = {name: getattr(self.plan.config, name) for name in ("attribution_batch", "forward_batch")}
-        shrunk = self.plan.config != self.first.config
-        return {
-            **self.first.to_json(),
-            **({"memory_ran_out": sizes} if shrunk else {}),
-            "model": self.view.name,
-            "device": self.view.device.type,
-            "dtype": str(self.view.dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
-            "audit": None if audit is None else asdict(audit),
-            "target": target,
-            "baselines": self.plan.baselines,
-            "images": sum(len(each.names) for each in self.done),
-            "states": sum(states.values()),
-            "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
-            "seconds": {
-                "total": time.perf_counter() - self.began,
-                "explaining": sum(each.explaining for each in self.done),
-            },
-            "versions": {"vitreous": __version__, "torch": torch.__version__},
-        }
-
-
-def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
-    if groups is not None and images is not None and len(groups) != images:
-        raise ImageError(f"{len(groups)} groups for {images} pictures")
-
-
-class _Aims:
-    """The classes that a caller asks to explain and to compare, one picture after the other."""
-
-    def __init__(self, model: VisionModel, target: Any, compare_classes: Any) -> None:
-        self.view, self.target, self.targets = model, plain_target(target), Targets(target)
-        word = self.target if isinstance(self.target, str) else None
-        self.explained = word if word in ("pred", "label") else "pred" if self.target is None else "given"
-        if callable(self.target):
-            raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
-        self.sets = ClassSets(compare_classes)
-        self.given: list[int] = []
-
-    @property
-    def said(self) -> Any:
-        """What goes into the record."""
-        return self.target if self.targets.shared else self.given
-
-    def aimed(self, source: Iterator[Sample]) -> Iterator[Sample]:
-        total = 0
-        for sample in source:
-            index: int | None = None
-            if self.explained == "given":
-                word = self.targets.take([sample.index])
-                index = self.view.class_index(word if self.targets.shared else word[0])
-                self.given.append(index)
-            yield replace(sample, target=index, compare_classes=self._set(sample))
-            total += 1
-        self.targets.check_exhausted(total)
-        self.sets.check_exhausted(total)
-
-    def _set(self, sample: Sample) -> tuple[int, ...] | None:
-        rows = class_sets(self.view, 1, self.sets.take([sample.index]))
-        return None if rows is None else tuple(rows[0].tolist())
 
 
 def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
     return {
-        name: Curve(curve.x, np.concatenate([each[name].y for each in curves])) for name, curve in curves[0].items()
+        name: Curve(curve.x, np.concatenate([other[name].y for other in curves])) for name, curve in curves[0].items()
     }
+
+
+def _record(
+    model: VisionModel, plan: EvaluationPlan, units: Sequence[ScoredUnit], config: EvaluationConfig
+) -> dict[str, Any]:
+    """Return how the scores were made; ``config`` has the sizes that were left in the end."""
+    states = sum((unit.states for unit in units), Counter[int]())
+    audits = [unit.audit for unit in units if unit.audit is not None]
+    sizes = {name: getattr(config, name) for name in ("attribution_batch", "forward_batch")}
+    return {
+        **plan.to_json(),
+        **({"memory_ran_out": sizes} if config != plan.config else {}),
+        **provenance(model),
+        "audit": asdict(reduce(or_, audits)) if audits else None,
+        "baselines": plan.baselines,
+        "images": sum(len(unit.names) for unit in units),
+        "states": sum(states.values()),
+        "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
+        "seconds": {"explaining": sum(unit.seconds for unit in units)},
+    }
+
+
+def _check_groups(groups: Sequence[int] | None, images: int | None) -> None:
+    if groups is not None and images is not None and len(groups) != images:
+        raise ImageError(f"{len(groups)} groups for {images} images")
+
+
+class _ExplainedClasses:
+    """The classes that a caller asks to explain and to compare, one image after the other."""
+
+    def __init__(self, model: VisionModel, target: Any, compare_classes: Any) -> None:
+        self.model, self.target = model, "pred" if target is None else plain_target(target)
+        if callable(self.target):
+            raise TargetError(f"target {self.target!r} is neither pred, label, a class, nor a list of classes")
+        self.targets, self.sets = Targets(self.target), ClassSets(compare_classes)
+        self.mode = self.target if isinstance(self.target, str) and self.target in ("pred", "label") else "given"
+        self.indices: list[int] = []
+
+    @property
+    def recorded(self) -> Any:
+        """What goes into the record."""
+        return self.target if self.targets.shared else self.indices
+
+    def assigned(self, source: Iterator[Sample]) -> Iterator[Sample]:
+        total = 0
+        for sample in source:
+            index: int | None = None
+            if self.mode == "given":
+                target = self.targets.take([sample.index])
+                index = self.model.class_index(target if self.targets.shared else target[0])
+                self.indices.append(index)
+            rows = class_sets(self.model, 1, self.sets.take([sample.index]))
+            yield replace(sample, target=index, compare_classes=None if rows is None else tuple(rows[0].tolist()))
+            total += 1
+        self.targets.check_exhausted(total)
+        self.sets.check_exhausted(total)
 
 
 def _ticker(plan: EvaluationPlan, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
     if progress is None:
         return None
-    each = plan.forwards_per_image()
-    done, total = 0, None if images is None or each is None else images * each
+    forwards = plan.forwards_per_image()
+    done, total = 0, None if images is None or forwards is None else images * forwards
 
     def on_progress(states: int) -> None:
         nonlocal done
@@ -279,15 +259,14 @@ def _ticker(plan: EvaluationPlan, progress: Progress | None, images: int | None)
     return on_progress
 
 
-def _metrics(given: Any) -> dict[str, Metric]:
-    several = given if isinstance(given, list | tuple) else [given]
-    judges: dict[str, Metric] = {}
-    for each in several:
-        judge = get_metric(each)
-        name = each.strip() if isinstance(each, str) else judge.spec
-        if name in judges:
+def _metrics(metrics: Any) -> dict[str, Metric]:
+    definitions: dict[str, Metric] = {}
+    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
+        metric = get_metric(one)
+        name = one.strip() if isinstance(one, str) else metric.spec
+        if name in definitions:
             raise VitreousError(f"the metric {name} is named twice")
-        judges[name] = judge
-    if not judges:
-        raise VitreousError("there is nothing to judge by: give at least one metric")
-    return judges
+        definitions[name] = metric
+    if not definitions:
+        raise VitreousError("there is nothing to score by: give at least one metric")
+    return definitions

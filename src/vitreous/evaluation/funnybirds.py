@@ -1,7 +1,4 @@
-"""From maps to what they find in each part: sums inside dilated masks. And the map of an oracle.
-
-``funnybirds``: one set of interventions per image, every explainer read against it.
-"""
+"""The FunnyBirds protocol: one set of interventions per image, and every method held against it."""
 
 from __future__ import annotations
 
@@ -17,138 +14,160 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous import __version__
 from vitreous.datasets import LoadedImage, Sample, batched
 from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.evaluation.config import EvaluationPlan, image_shape_of, with_batch_sizes
-from vitreous.evaluation.evaluate import heeded
-from vitreous.evaluation.explainers import named
-from vitreous.evaluation.funnybirds_data import Change, Folder, Scenes, Seen, Source
+from vitreous.evaluation.funnybirds_data import (
+    FunnyBirdsFolder,
+    FunnyBirdsScenes,
+    FunnyBirdsSource,
+    Intervention,
+    PartMasks,
+)
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs
-from vitreous.evaluation.runner import Explaining
-from vitreous.methods import Method, get_method, recommended_method
+from vitreous.evaluation.plan import EvaluationPlan, explainers_of, image_shape_of, with_batch_sizes
+from vitreous.evaluation.runner import Attributor, provenance
 from vitreous.metrics import BatchRunner, EvaluationConfig, Maps
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.ranking import FLAGS, Array, enlarged, flag
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
-from vitreous.registry import defaults
-from vitreous.results.funnybirds import Found, FunnyBirdsResult
+from vitreous.results.funnybirds import FunnyBirdsChecks, FunnyBirdsResult
 from vitreous.world import Scene, World
 
-__all__ = [
-    "Reader",
-    "THRESHOLDS",
-    "funnybirds",
-    "window",
-]
+__all__ = ["PartReader", "THRESHOLDS", "dilation_width", "funnybirds"]
 
-_USUAL = 256  # pixels, where the window is five wide
+THRESHOLDS = tuple(np.linspace(0.01, 0.50, 80).tolist())
+_MODES = ("target", "pred", "one", "other")
+_NO_IMAGE = Image.new("RGB", (1, 1))
+_ORACLE = "oracle"
+_USUAL_SIDE = 256  # pixels, where the dilation is five wide
 
 
-def window(size: int, given: int | None = None) -> int:
+def dilation_width(side: int, width: int | None = None) -> int:
     """Return how wide the dilation is, in pixels: 5 at a side of 256, in proportion elsewhere, always odd."""
-    if given is None:
-        return 2 * round(2 * size / _USUAL) + 1
-    if given < 1 or given % 2 == 0:
-        raise VitreousError(f"dilation={given} is not an odd number of pixels, 1 for none")
-    if given > 2 * size + 1:
-        raise VitreousError(f"dilation={given} is wider than images of {size} pixels")
-    return given
+    if width is None:
+        return 2 * round(2 * side / _USUAL_SIDE) + 1
+    if width < 1 or width % 2 == 0:
+        raise VitreousError(f"dilation={width} is not an odd number of pixels, 1 for none")
+    if width > 2 * side + 1:
+        raise VitreousError(f"dilation={width} is wider than images of {side} pixels")
+    return width
 
 
-class Reader:
-    """Reads the maps of one image: ``masks`` are dilated once for all of them."""
+class PartReader:
+    """Reads the maps of one image: its masks are dilated once for all of them."""
 
-    def __init__(self, seen: Seen, slots: int, width: int) -> None:
-        height, across = seen.masks.shape[1:]
-        masks = torch.from_numpy(seen.masks).float()[:, None]
-        grown = torch.nn.functional.max_pool2d(masks, width, stride=1, padding=width // 2)
-        self._grown: Array = grown.flatten(1).double().numpy()
-        self._owners, self._slots, self._size = seen.owners, slots, (height, across)
+    def __init__(self, parts: PartMasks, count: int, width: int) -> None:
+        masks = torch.from_numpy(parts.masks).float()[:, None]
+        dilated = torch.nn.functional.max_pool2d(masks, width, stride=1, padding=width // 2)
+        self._dilated: Array = dilated.flatten(1).double().numpy()
+        self._owners, self._count, self._size = parts.owners, count, parts.masks.shape[1:]
 
     def importances(self, maps: Array) -> tuple[Array, Array]:
-        """Return what maps ``[m, S, S]`` hold inside each part and object ``[m, slots]``, and in all ``[m]``.
+        """Return what maps ``[m, S, S]`` hold inside each part and object ``[m, count]``, and in all ``[m]``.
 
-        Instances of a part are summed; places without an owner are NaN.
+        Instances of a part are summed; what an image does not have is NaN.
         """
         flat = maps.reshape(len(maps), -1)
-        belongs = self._owners[:, None] == np.arange(self._slots)
-        inside = (flat @ self._grown.T) @ belongs.astype(np.float64)
+        belongs = self._owners[:, None] == np.arange(self._count)
+        inside = (flat @ self._dilated.T) @ belongs.astype(np.float64)
         inside[:, ~belongs.any(axis=0)] = np.nan
         totals = flat.sum(axis=1)
         inside[np.isnan(totals)] = np.nan
         return inside, totals
 
-    def oracle(self, falls: Array) -> Array:
-        """Return maps ``[m, S, S]`` in which each part and object holds its fall ``[m, slots]``, and the total is fair.
+    def oracle(self, drops: Array) -> Array:
+        """Return maps ``[m, S, S]`` in which each part and object holds its drop ``[m, count]``, and the total is fair.
 
-        The fall is spread over those pixels of its dilated mask that no other mask touches. The other pixels share what
-        makes the total the sum of all positive falls, so that negative ones cannot cancel it. What is wholly hidden
+        The drop is spread over those pixels of its dilated mask that no other mask touches. The other pixels share what
+        makes the total the sum of all positive drops, so that negative ones cannot cancel it. What is wholly hidden
         holds nothing.
         """
-        once = self._grown.sum(axis=0) == 1
-        maps = np.zeros((len(falls), self._grown.shape[1]))
-        shown = np.zeros(len(falls))
+        once = self._dilated.sum(axis=0) == 1
+        maps = np.zeros((len(drops), self._dilated.shape[1]))
+        negative = np.zeros(len(drops))
         for owner in np.unique(self._owners):
-            core = once & (self._grown[self._owners == owner].sum(axis=0) == 1)
+            core = once & (self._dilated[self._owners == owner].sum(axis=0) == 1)
             if core.any():
-                maps[:, core] = falls[:, owner, None] / core.sum()
-                shown += np.minimum(falls[:, owner], 0)
-        nobody = self._grown.sum(axis=0) == 0
-        if nobody.any():
-            maps[:, nobody] = -shown[:, None] / nobody.sum()
-        return maps.reshape(len(falls), *self._size)
-
-
-THRESHOLDS = tuple(np.linspace(0.01, 0.50, 80).tolist())
-_MODES = ("target", "pred", "one", "other")
-_NOTHING = Image.new("RGB", (1, 1))
-_ORACLE = "oracle"
+                maps[:, core] = drops[:, owner, None] / core.sum()
+                negative += np.minimum(drops[:, owner], 0)
+        ground = self._dilated.sum(axis=0) == 0
+        if ground.any():
+            maps[:, ground] = -negative[:, None] / ground.sum()
+        return maps.reshape(len(drops), *self._size)
 
 
 def funnybirds(
     model: VisionModel | nn.Module,
     methods: Any = None,
-    scenes: World | Sequence[Scene] | str | Path | Source | None = None,
+    scenes: World | Sequence[Scene] | str | Path | FunnyBirdsSource | None = None,
     *,
     thresholds: Sequence[float] = THRESHOLDS,
     fixed: float = 0.1,
     dilation: int | None = None,
     share: float = 0.05,
-    interpolation: str = "nearest",
-    output: str | None = None,
     oracle: bool = False,
     controls: bool = True,
+    n_bootstrap: int = SAMPLES,
+    output: str = "logit",
+    interpolation: str = "nearest",
+    seed: int = 0,
     batch_size: int | None = None,
     memory_gb: float | None = None,
-    n_bootstrap: int = SAMPLES,
-    seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> FunnyBirdsResult:
-    """Judge methods by what is known about the parts of every image (Hesse, Schaub-Meyer and Roth, ICCV 2023).
+    """Score methods by what is known about the parts of every image.
 
-    ``scenes``: a ``World``, a list of scenes, or a folder in the layout of the data set; without them, 50 test scenes.
-    ``methods`` are as in ``evaluate``. A part is important if the map holds more than a threshold's share of its total
-    inside the part's mask, dilated by ``dilation`` pixels (5 at a side of 256, else in proportion). ``fixed`` is the
-    threshold reported beside the best one. What lowers the logit by ``share`` of it matters. ``oracle`` adds maps made
-    of the interventions themselves: what is best is not 1 in every column.
+    A part is important if the map holds more than a threshold's share of its total inside the part's dilated mask.
 
+    Parameters
+    ----------
+    model : VisionModel or torch.nn.Module
+        A model of the classes of the scenes.
+    methods : optional
+        As in ``evaluate``.
+    scenes : World, sequence of Scene or path, optional
+        Scenes of the world, or a folder in the layout of the data set; 50 test scenes by default.
+    thresholds : sequence of float
+        Shares of the total, from 0 to below 1; 80 from 0.01 to 0.5 by default.
+    fixed : float, default 0.1
+        The threshold that is reported beside the best one.
+    dilation : int, optional
+        Of the masks, in pixels; 5 at a side of 256, else in proportion.
+    share : float, default 0.05
+        What lowers the logit by this share of it matters.
+    oracle : bool, default False
+        Add maps made of the interventions themselves: what is best is not 1 in every column.
+    controls, n_bootstrap, output, seed, batch_size, memory_gb, progress
+        As in ``evaluate``.
+    interpolation : {"nearest", "bilinear"}, default "nearest"
+        How maps are enlarged to pixels.
+
+    Returns
+    -------
+    FunnyBirdsResult
+        The dimensions of the protocol for each method.
+
+    Notes
+    -----
     Cost: 2^parts forwards and one per background object for each image, once for all methods; for each method at most
-    four explanations of an image.
+    four attributions of an image.
+
+    References
+    ----------
+    R. Hesse, S. Schaub-Meyer and S. Roth, FunnyBirds: A Synthetic Vision Dataset for a Part-Based Analysis of
+    Explainable AI Methods, 2023.
+
+    Examples
+    --------
+    >>> birds = vt.funnybirds(model, ["ixg", "rollout"], vt.world.World(n=2), n_bootstrap=50)
+    >>> birds.score("ixg", "acc")
+    1.0
     """
     vision_model = wrap(model)
-    hows = named(
-        (recommended_method("quick", vision_model), *defaults.evaluation_methods(vision_model.has_residual_stream))
-        if methods is None
-        else methods
-    )
-    heeded([how for how in hows.values() if isinstance(how, Method)], None, output)
-    output = "logit" if output is None else output
-    config = EvaluationConfig(output=output, interpolation=interpolation, seed=seed)  # bad words before the work
-    if controls:
-        hows = {**hows, **{name: get_method(name) for name in defaults.CONTROLS if name not in hows}}
-    if oracle and _ORACLE in hows:
+    config = EvaluationConfig(output=output, interpolation=interpolation, seed=seed)  # refused before the work
+    explainers = explainers_of(methods, vision_model, controls, output)
+    if oracle and _ORACLE in explainers:
         raise VitreousError(f"the method {_ORACLE} is named twice")
     levels = _levels(thresholds, fixed)
     if not 0 < share < 1:
@@ -156,144 +175,139 @@ def funnybirds(
     source = _source(scenes, vision_model)
     size = vision_model.preprocess.size
     config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
-    plan = EvaluationPlan(hows, {}, image_shape_of(vision_model, size), config)
-    run = _Run(vision_model, plan, source, share, window(source.size, dilation), interpolation, oracle)
-    with track_progress(progress, "states") as tell:
-        run.tell = tell
-        for group in batched(range(len(source.names)), plan.config.images_per_unit):
-            run.take(range(group[0], group[-1] + 1))
-    return run.result(tuple(hows), levels, n_bootstrap, seed)
+    plan = EvaluationPlan(explainers, {}, image_shape_of(vision_model, size), config)
+    run = _Run(vision_model, plan, source, share, dilation_width(source.size, dilation), oracle)
+    with track_progress(progress, "states") as run.on_progress:
+        for group in batched(range(len(source.names)), config.images_per_unit):
+            run.add(range(group[0], group[-1] + 1))
+    return run.result(tuple(explainers), levels, n_bootstrap, seed)
 
 
 @dataclass
 class _Run:
     """One run, some images at a time; of each, only numbers stay."""
 
-    view: VisionModel
+    model: VisionModel
     plan: EvaluationPlan
-    source: Source
+    source: FunnyBirdsSource
     share: float
-    wide: int
-    upsample: str
+    dilation: int
     oracle: bool
-    tell: Progress | None = None
+    on_progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        source = self.source
-        if self.view.num_classes != len(source.variants):
-            known = len(source.variants)
+        source, model = self.source, self.model
+        count = len(source.variants)
+        if model.num_classes != count:
             raise VitreousError(
-                f"{self.view.name} has {self.view.num_classes} classes, not the {known} of {source.what}"
+                f"{model.name} has {model.num_classes} classes, not the {count} of {source.description}"
             )
         self.pairs = disjoint_pairs(source.variants)
-        self.engine = BatchRunner(self.view, self.plan.config, self._tick)
-        self.facts: list[Interventions] = []
-        self.found: dict[str, list[dict[str, Importances]]] = {}
+        self.engine = BatchRunner(model, self.plan.config, self._tick)
+        self.interventions: list[Interventions] = []
+        self.importances: dict[str, list[dict[str, Importances]]] = {}
         self.flags: dict[str, list[Array]] = {}
         self.objects_seen, self.done, self.explaining, self.began = 0, 0, 0.0, time.perf_counter()
         self.total = sum(2 ** len(source.parts) + len(source.objects(i)) for i in range(len(source.names)))
-
-    @property
-    def slots(self) -> int:
-        return len(self.source.parts) + self.source.most_objects
+        self.count = len(source.parts) + source.most_objects
+        self.all_parts = 2 ** len(source.parts) - 1
 
     def _tick(self, states: int) -> None:
         self.done += states
-        if self.tell is not None and states:
-            self.tell(self.done, self.total)
+        if self.on_progress is not None and states:
+            self.on_progress(self.done, self.total)
 
-    def take(self, images: range) -> None:
+    def add(self, images: range) -> None:
         """Run the interventions of some images, explain them, and read the maps."""
-        facts = self._interventions(images)
-        labels, predicted = facts.labels, facts.predicted
+        facts = self._intervene(images)
+        labels = facts.labels
         pairs = np.where(self.pairs[labels] < 0, labels[:, None], self.pairs[labels])
-        classes = dict(zip(_MODES, (labels, predicted, pairs[:, 0], pairs[:, 1]), strict=True))
+        classes = dict(zip(_MODES, (labels, facts.predicted, pairs[:, 0], pairs[:, 1]), strict=True))
         began = time.perf_counter()
         maps = self._maps(images, classes)
         self.explaining += time.perf_counter() - began
         self._read(images, facts, classes, maps)
-        self.facts.append(facts)
+        self.interventions.append(facts)
 
-    def _interventions(self, images: range) -> Interventions:
-        source, everything = self.source, 2 ** len(self.source.parts) - 1
-        changes = [Change(image, kept) for image in images for kept in range(everything + 1)]
-        changes += [Change(image, everything, place) for image in images for place in source.objects(image)]
-        kept = np.full((len(images), everything + 1, self.view.num_classes), np.nan)
-        without = np.full((len(images), source.most_objects, self.view.num_classes), np.nan)
-        for some in batched(changes, self.engine.batch_size):
-            logits = self.engine.forward(self._inputs(some)).double().cpu().numpy()
-            for change, row in zip(some, logits, strict=True):
-                place = change.image - images.start
+    def _intervene(self, images: range) -> Interventions:
+        source, count = self.source, self.model.num_classes
+        changes = [Intervention(image, kept) for image in images for kept in range(self.all_parts + 1)]
+        changes += [
+            Intervention(image, self.all_parts, object_) for image in images for object_ in source.objects(image)
+        ]
+        kept = np.full((len(images), self.all_parts + 1, count), np.nan)
+        without = np.full((len(images), source.most_objects, count), np.nan)
+        for batch in batched(changes, self.engine.batch_size):
+            logits = self.engine.forward(self._inputs(batch)).double().cpu().numpy()
+            for change, row in zip(batch, logits, strict=True):
+                index = change.image - images.start
                 if change.without < 0:
-                    kept[place, change.kept] = row
+                    kept[index, change.kept] = row
                 else:
-                    without[place, change.without] = row
+                    without[index, change.without] = row
         return Interventions(source.labels[images.start : images.stop], kept, without, source.variants, self.share)
 
-    def _inputs(self, changes: Sequence[Change]) -> Tensor:
+    def _inputs(self, changes: Sequence[Intervention]) -> Tensor:
         """Return images as the model takes them."""
-        pictures, how = self.source.images(changes).to(self.view.device), self.view.preprocess
-        if tuple(pictures.shape[2:]) != how.size:
-            pictures = nn.functional.interpolate(pictures, how.size, mode="bilinear", antialias=True)
-        return self.view.cast(how.normalize(pictures))
+        images, transform = self.source.images(changes).to(self.model.device), self.model.preprocess
+        if tuple(images.shape[2:]) != transform.size:
+            images = nn.functional.interpolate(images, transform.size, mode="bilinear", antialias=True)
+        return self.model.cast(transform.normalize(images))
 
     def _maps(self, images: range, classes: Mapping[str, Array]) -> dict[str, Maps]:
-        everything = 2 ** len(self.source.parts) - 1
-        clean = [
-            self._inputs(some) for some in batched([Change(i, everything) for i in images], self.engine.batch_size)
-        ]
-        inputs = torch.cat(clean)
+        changes = [Intervention(image, self.all_parts) for image in images]
+        inputs = torch.cat([self._inputs(batch) for batch in batched(changes, self.engine.batch_size)])
         samples = [
-            Sample(LoadedImage(input_, _NOTHING, self.source.names[image]), image)
-            for image, input_ in zip(images, inputs, strict=True)
+            Sample(LoadedImage(tensor, _NO_IMAGE, self.source.names[image]), image)
+            for image, tensor in zip(images, inputs, strict=True)
         ]
-        explaining = Explaining(self.view, self.plan, samples, inputs, self._tick)
-        wanted = {mode: torch.from_numpy(of).to(self.view.device) for mode, of in classes.items()}
-        made = explaining.maps(wanted)
-        smaller = replace(self.plan.config, attribution_batch=explaining.inner.size)
-        self.plan = replace(self.plan, config=smaller)  # too much once is not tried again
-        return made
+        attributor = Attributor(self.model, self.plan, samples, inputs, self._tick)
+        jobs, rows = attributor.jobs(
+            {mode: torch.from_numpy(indices).to(self.model.device) for mode, indices in classes.items()}
+        )
+        maps = attributor.maps(list(attributor.run(jobs)), rows)
+        smaller = replace(self.plan.config, attribution_batch=attributor.inner.size)
+        self.plan = replace(self.plan, config=smaller)  # what ran out of memory once is not tried again
+        return maps
 
     def _read(
         self, images: range, facts: Interventions, classes: Mapping[str, Array], maps: Mapping[str, Maps]
     ) -> None:
-        side = (self.source.size, self.source.size)
+        side, count = (self.source.size, self.source.size), len(self.source.parts)
         names = [*maps, *([_ORACLE] if self.oracle else [])]
-        values = {name: np.empty((len(images), len(_MODES), self.slots)) for name in names}
+        values = {name: np.empty((len(images), len(_MODES), self.count)) for name in names}
         totals = {name: np.empty((len(images), len(_MODES))) for name in names}
-        own = {name: map_.values.double().cpu().numpy() for name, map_ in maps.items()}
-        falls = np.stack([facts.drops(classes[mode]) for mode in _MODES], axis=1)
-        for place, seen in enumerate(self.source.seen(images)):
-            self.objects_seen += int(seen.masks[seen.owners >= len(self.source.parts)].any(axis=(1, 2)).sum())
-            reader = Reader(seen, self.slots, self.wide)
+        arrays = {name: map_.values.double().cpu().numpy() for name, map_ in maps.items()}
+        drops = np.stack([facts.drops(classes[mode]) for mode in _MODES], axis=1)
+        for index, parts in enumerate(self.source.masks(images)):
+            self.objects_seen += int(parts.masks[parts.owners >= count].any(axis=(1, 2)).sum())
+            reader = PartReader(parts, self.count, self.dilation)
             for name in names:
                 if name in maps:
-                    rows = [maps[name].rows[mode][place] for mode in _MODES]
-                    fine = enlarged(own[name][rows], side, self.upsample)
+                    rows = [maps[name].rows[mode][index] for mode in _MODES]
+                    fine = enlarged(arrays[name][rows], side, self.plan.config.interpolation)
                 else:
-                    fine = reader.oracle(falls[place])
-                values[name][place], totals[name][place] = reader.importances(_finite(fine))
+                    fine = reader.oracle(drops[index])
+                values[name][index], totals[name][index] = reader.importances(_finite(fine))
         for name in names:
             read = {mode: Importances(values[name][:, m], totals[name][:, m]) for m, mode in enumerate(_MODES)}
-            self.found.setdefault(name, []).append(read)
+            self.importances.setdefault(name, []).append(read)
             self.flags.setdefault(name, []).append(_flags(maps.get(name), len(images)))
 
-    def result(self, methods: tuple[str, ...], levels: Array, samples: int, seed: int) -> FunnyBirdsResult:
+    def result(self, methods: tuple[str, ...], levels: Array, n_bootstrap: int, seed: int) -> FunnyBirdsResult:
         """Put the numbers of all images together."""
-        facts = Interventions(
-            np.concatenate([fact.labels for fact in self.facts]),
-            np.concatenate([fact.kept for fact in self.facts]),
-            np.concatenate([fact.without for fact in self.facts]),
-            self.source.variants,
-            self.share,
+        labels, kept, without = (
+            np.concatenate([getattr(facts, name) for facts in self.interventions])
+            for name in ("labels", "kept", "without")
         )
-        if isinstance(self.source, Folder) and any(self.source.counts) and not self.objects_seen:
+        facts = Interventions(labels, kept, without, self.source.variants, self.share)
+        if isinstance(self.source, FunnyBirdsFolder) and any(self.source.counts) and not self.objects_seen:
             text = (
                 "no background object is seen in any part map, so that none is ever important: are these its colours?"
             )
             warnings.warn(text, VitreousWarning, stacklevel=3)
         names = (*methods, *([_ORACLE] if self.oracle else []))
-        pairs, apart = self.pairs[facts.labels, 0] >= 0, facts.told_apart(self.pairs)
+        has_pair, apart = self.pairs[facts.labels, 0] >= 0, facts.told_apart(self.pairs)
         return FunnyBirdsResult(
             images=tuple(self.source.names),
             methods=names,
@@ -301,24 +315,24 @@ class _Run:
             fixed=float(levels[-1]),
             accuracy=facts.accuracy(),
             background=facts.background(),
-            found={name: self._found(name, facts, levels) for name in names},
+            checks={name: self._checks(name, facts, levels) for name in names},
             degenerate={name: self._degenerate(name) for name in names},
             skipped={
                 "csdc": int((facts.accuracy() == 0).sum()),
                 "d": int((~facts.irrelevant().any(axis=1)).sum()),
-                "ts, no pair of classes": int((~pairs).sum()),
-                "ts, model does not tell the pair apart": int((pairs & ~apart).sum()),
+                "ts, no pair of classes": int((~has_pair).sum()),
+                "ts, model does not tell the pair apart": int((has_pair & ~apart).sum()),
             },
             plan=self._record(facts),
-            samples=samples,
+            n_bootstrap=n_bootstrap,
             seed=seed,
         )
 
     def _joined(self, name: str, mode: str) -> Importances:
-        parts = [each[mode] for each in self.found[name]]
-        return Importances(np.concatenate([p.values for p in parts]), np.concatenate([p.totals for p in parts]))
+        units = [unit[mode] for unit in self.importances[name]]
+        return Importances(np.concatenate([u.values for u in units]), np.concatenate([u.totals for u in units]))
 
-    def _found(self, name: str, facts: Interventions, levels: Array) -> Found:
+    def _checks(self, name: str, facts: Interventions, levels: Array) -> FunnyBirdsChecks:
         target, pred, one, other = (self._joined(name, mode) for mode in _MODES)
         curves = [
             facts.data_check(target, levels),
@@ -326,11 +340,8 @@ class _Run:
             facts.deletion(pred, levels),
             facts.distractibility(target, levels),
         ]
-        return Found(
-            np.stack(curves, axis=1),
-            facts.single_deletion(target),
-            facts.target_sensitivity(one, other, self.pairs),
-        )
+        sensitivity = facts.target_sensitivity(one, other, self.pairs)
+        return FunnyBirdsChecks(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
 
     def _degenerate(self, name: str) -> dict[str, int]:
         codes = np.concatenate(self.flags[name])
@@ -339,30 +350,20 @@ class _Run:
         return {**counts, "total not positive": int(vacuous.sum())}
 
     def _record(self, facts: Interventions) -> dict[str, Any]:
-        plan, source = self.plan, self.source
-        whole = facts.whole(facts.labels)
+        source, settings = self.source, self.plan.to_json()
+        sizes = ("images_per_unit", "attribution_batch", "forward_batch")
         return {
-            "model": self.view.name,
-            "scenes": source.what,
+            "scenes": source.description,
             "images": len(source.names),
             "parts": list(source.parts),
             "size": source.size,
             "states": sum(self.engine.states.values()),
-            "methods": plan.to_json()["methods"],
-            "dilation": self.wide,
+            "dilation": self.dilation,
             "share": self.share,
-            "interpolation": self.upsample,
-            "output": plan.config.output,
-            "seed": plan.config.seed,
-            "images_per_unit": plan.config.images_per_unit,
-            "attribution_batch": plan.config.attribution_batch,
-            "forward_batch": plan.config.forward_batch,
-            "logits_not_positive": int((whole <= 0).sum()),
-            "device": self.view.device.type,
-            "dtype": str(self.view.dtype).removeprefix("torch."),
-            "threads": torch.get_num_threads(),
+            **{name: settings[name] for name in ("methods", "interpolation", "output", "seed", *sizes)},
+            "logits_not_positive": int((facts.whole(facts.labels) <= 0).sum()),
+            **provenance(self.model),
             "seconds": {"total": time.perf_counter() - self.began, "explaining": self.explaining},
-            "versions": {"vitreous": __version__, "torch": torch.__version__},
         }
 
 
@@ -391,14 +392,13 @@ def _levels(thresholds: Sequence[float], fixed: float) -> Array:
     return levels
 
 
-def _source(given: Any, model: VisionModel) -> Source:
-    if given is None:
-        given = World(n=50)
-    if isinstance(given, str | Path):
-        return Folder.of(Path(given))
-    if isinstance(given, World) or (isinstance(given, list | tuple) and all(isinstance(e, Scene) for e in given)):
-        return Scenes.of(given, model.preprocess.size[0], model.device)
-    if all(hasattr(given, name) for name in ("variants", "seen", "most_objects")):
-        source: Source = given
+def _source(scenes: Any, model: VisionModel) -> FunnyBirdsSource:
+    scenes = World(n=50) if scenes is None else scenes
+    if isinstance(scenes, str | Path):
+        return FunnyBirdsFolder.of(Path(scenes))
+    if isinstance(scenes, World) or (isinstance(scenes, list | tuple) and all(isinstance(s, Scene) for s in scenes)):
+        return FunnyBirdsScenes.of(scenes, model.preprocess.size[0], model.device)
+    if all(hasattr(scenes, name) for name in ("variants", "masks", "most_objects")):
+        source: FunnyBirdsSource = scenes
         return source
-    raise VitreousError(f"{given!r:.60} is neither a World, nor a list of scenes, nor a folder")
+    raise VitreousError(f"{scenes!r:.60} is neither a World, nor a list of scenes, nor a folder")

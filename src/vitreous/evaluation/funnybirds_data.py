@@ -1,11 +1,8 @@
-"""What the protocol asks of a set of images: pictures with parts removed, and where the parts are.
+"""Images for the FunnyBirds protocol: with parts removed, and where the parts are.
 
-A folder in the layout of the FunnyBirds data set as images of the protocol.
-
-The layout is that of the released data (docs/metrics/ground-truth.md); another is described by a ``Layout``. Whatever
-does not fit is refused by name: a file that is absent, a size that differs, part maps without the colour of any part.
-
-Scenes of the bundled world as images of the protocol: every intervention is rendered anew, in batches.
+They come from a folder in the layout of the data set, or are scenes of the bundled world, of which every intervention
+is rendered anew. Whatever does not fit is refused by name: a file that is absent, a size that differs, part maps
+without the colour of any part.
 """
 
 from __future__ import annotations
@@ -26,16 +23,16 @@ from vitreous.world import NAMES, PARTS, Batch, Scene, World, pack, render
 from vitreous.world.sampling import MAX_OBJECTS, part_table
 
 __all__ = [
-    "Change",
-    "Folder",
+    "Intervention",
+    "FunnyBirdsFolder",
     "Layout",
-    "Scenes",
-    "Seen",
-    "Source",
+    "FunnyBirdsScenes",
+    "PartMasks",
+    "FunnyBirdsSource",
 ]
 
 
-class Change(NamedTuple):
+class Intervention(NamedTuple):
     """An image of which only a set of parts is kept (bit p: part p) and one object is removed (-1: none)."""
 
     image: int
@@ -43,14 +40,14 @@ class Change(NamedTuple):
     without: int = -1
 
 
-class Seen(NamedTuple):
+class PartMasks(NamedTuple):
     """Where things are seen in one image: masks ``[I, S, S]``, and the part or, from P on, object of each ``[I]``."""
 
     masks: Array
     owners: Array
 
 
-class Source(Protocol):
+class FunnyBirdsSource(Protocol):
     """Images of which every part can be removed."""
 
     @property
@@ -78,31 +75,31 @@ class Source(Protocol):
         """Places for background objects."""
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """In a few words."""
 
     def objects(self, image: int) -> Sequence[int]:
         """Return the places of the background objects that an image has."""
 
-    def images(self, changes: Sequence[Change]) -> Tensor:
+    def images(self, changes: Sequence[Intervention]) -> Tensor:
         """Return pictures ``[n, 3, S, S]`` in [0, 1]."""
 
-    def seen(self, images: range) -> Iterator[Seen]:
+    def masks(self, images: range) -> Iterator[PartMasks]:
         """Yield where things are, image by image, nothing removed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Folder(FunnyBirdsFiles):
+class FunnyBirdsFolder(FunnyBirdsFiles):
     """Rendered images and interventions on disk; a picture is read when it is its turn."""
 
     @classmethod
-    def of(cls, root: str | Path, layout: Layout | None = None) -> Folder:
+    def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFolder:
         """Read the tables of a folder; pictures are opened later."""
         files = FunnyBirdsFiles.of(root, layout)
         return cls(files.root, files.layout, files.labels, files.variants, files.counts)
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return f"the birds in {self.root}"
 
     @property
@@ -113,24 +110,24 @@ class Folder(FunnyBirdsFiles):
         """Return the numbers of the background objects that an image has."""
         return range(self.counts[image])
 
-    def images(self, changes: Sequence[Change]) -> Tensor:
+    def images(self, changes: Sequence[Intervention]) -> Tensor:
         """Read the pictures; with every part and object there, that is the image itself."""
         return torch.stack([self._picture(self._path_of(change)) for change in changes])
 
-    def seen(self, images: range) -> Iterator[Seen]:
+    def masks(self, images: range) -> Iterator[PartMasks]:
         """Yield the instances of parts and the objects of each image, by the colours of its part map."""
         for image in images:
             masks, owners = self.instances(image)
-            everything = [*range(len(self.parts)), *(len(self.parts) + k for k in self.objects(image))]
-            hidden = [owner for owner in everything if owner not in owners]  # it is there, and wholly hidden
+            every = [*range(len(self.parts)), *(len(self.parts) + k for k in self.objects(image))]
+            hidden = [owner for owner in every if owner not in owners]  # it is there, and wholly hidden
             empty = np.zeros((len(hidden), self.size, self.size), bool)
-            yield Seen(np.concatenate([masks, empty]), np.concatenate([owners, np.array(hidden, np.int64)]))
+            yield PartMasks(np.concatenate([masks, empty]), np.concatenate([owners, np.array(hidden, np.int64)]))
 
-    def _path_of(self, change: Change) -> Path:
-        layout, everything = self.layout, 2 ** len(self.parts) - 1
+    def _path_of(self, change: Intervention) -> Path:
+        layout, all_parts = self.layout, 2 ** len(self.parts) - 1
         if change.without >= 0:
             return self.path(layout.without, change.image, object=change.without)
-        if change.kept == everything:
+        if change.kept == all_parts:
             return self.path(layout.image, change.image)
         names = [part for number, part in enumerate(self.parts) if change.kept >> number & 1]
         return self.path(layout.with_parts, change.image, parts="_".join(names) or layout.nothing)
@@ -140,12 +137,12 @@ class Folder(FunnyBirdsFiles):
 
 
 @dataclass(frozen=True, eq=False)
-class Scenes:
+class FunnyBirdsScenes:
     """Whole creatures, each alone in its scene. A marker counts as one more background object, the last."""
 
     batch: Batch
     size: int
-    what: str = "scenes of the world"
+    description: str = "scenes of the world"
     parts: tuple[str, ...] = PARTS
     most_objects: int = MAX_OBJECTS + 1
 
@@ -161,14 +158,14 @@ class Scenes:
             raise VitreousError(f"scene {place} has a companion: the protocol looks at one creature")
 
     @classmethod
-    def of(cls, given: World | Sequence[Scene], size: int, device: torch.device) -> Scenes:
+    def of(cls, scenes: World | Sequence[Scene], size: int, device: torch.device) -> FunnyBirdsScenes:
         """Take a set of scenes at its own size, or scenes one by one at this one."""
-        if not len(given):
-            raise VitreousError("there are no scenes to judge with")
-        if isinstance(given, World):
-            how = f"World({given.split!r}, n={given.n}, start={given.start}, shortcut={given.shortcut})"
-            return cls(given.batch(device), given.size, how)
-        return cls(pack(list(given)).to(device), size)
+        if not len(scenes):
+            raise VitreousError("there are no scenes to evaluate with")
+        if isinstance(scenes, World):
+            description = f"World({scenes.split!r}, n={scenes.n}, start={scenes.start}, shortcut={scenes.shortcut})"
+            return cls(scenes.batch(device), scenes.size, description)
+        return cls(pack(list(scenes)).to(device), size)
 
     @property
     def variants(self) -> Array:
@@ -190,26 +187,26 @@ class Scenes:
         there = (self.batch.objects[image, :, 0] >= 0).nonzero().flatten().tolist()
         return [*there, MAX_OBJECTS] if int(self.batch.marker[image, 0]) >= 0 else there
 
-    def images(self, changes: Sequence[Change]) -> Tensor:
+    def images(self, changes: Sequence[Intervention]) -> Tensor:
         """Render the scenes with only those parts and without that object."""
         device = self.batch.seed.device
-        image, kept, gone = (torch.tensor(column, device=device) for column in zip(*changes, strict=True))
-        some = self.batch[image]
+        image, kept, removed = (torch.tensor(column, device=device) for column in zip(*changes, strict=True))
+        scenes = self.batch[image]
         bits = (kept[:, None] >> torch.arange(len(PARTS), device=device)) & 1
-        parts = some.parts.clone()
+        parts = scenes.parts.clone()
         parts[:, 0] = torch.where(bits == 1, parts[:, 0], -1)
         place = torch.arange(MAX_OBJECTS, device=device)
-        objects = torch.where((place == gone[:, None])[:, :, None], -1, some.objects)
-        marker = torch.where((gone == MAX_OBJECTS)[:, None], -1, some.marker)
-        return render(some.replace(parts=parts, objects=objects, marker=marker), self.size).images
+        objects = torch.where((place == removed[:, None])[:, :, None], -1, scenes.objects)
+        marker = torch.where((removed == MAX_OBJECTS)[:, None], -1, scenes.marker)
+        return render(scenes.replace(parts=parts, objects=objects, marker=marker), self.size).images
 
-    def seen(self, images: range) -> Iterator[Seen]:
+    def masks(self, images: range) -> Iterator[PartMasks]:
         """Yield the masks of the five parts, the objects and the marker of each scene."""
         rendered = render(self.batch[images.start : images.stop], self.size)
-        for place, image in enumerate(images):
+        for index, image in enumerate(images):
             objects = self.objects(image)
-            one = rendered.owner[place : place + 1]
-            whole = type(rendered)(rendered.images[place : place + 1], one)
-            masks = torch.cat([whole.parts[0], whole.objects[0], whole.marker])
+            owner = rendered.owner[index : index + 1]
+            rendered_one = type(rendered)(rendered.images[index : index + 1], owner)
+            masks = torch.cat([rendered_one.parts[0], rendered_one.objects[0], rendered_one.marker])
             owners = [*range(len(PARTS)), *(len(PARTS) + object_ for object_ in objects)]
-            yield Seen(np.asarray(masks[owners].cpu().numpy()), np.array(owners))
+            yield PartMasks(np.asarray(masks[owners].cpu().numpy()), np.array(owners))

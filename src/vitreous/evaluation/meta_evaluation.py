@@ -1,7 +1,4 @@
-"""Which runs a trial takes: every seed, other substrates, maps that are made again, and what they cost.
-
-``trial``: every metric judges maps whose worth is known, and is judged by that.
-"""
+"""Meta-evaluation: every metric scores maps whose worth is known, and is judged by that."""
 
 from __future__ import annotations
 
@@ -9,48 +6,56 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous import __version__
 from vitreous.errors import VitreousError, one_line
-from vitreous.evaluation.config import forwards_per_image
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.meta_maps import CENTRE, MIXES, ORACLE, STRENGTHS, Known, Recalled, closeness, known, ladder
-from vitreous.evaluation.meta_statistics import CORE, Parts, judged, set_aside
+from vitreous.evaluation.meta_maps import (
+    CENTRE,
+    MIXES,
+    ORACLE,
+    STRENGTHS,
+    MapRecall,
+    MeasuredScenes,
+    closeness,
+    graded_maps,
+    measure_scenes,
+)
+from vitreous.evaluation.meta_statistics import CORE, Parts, assess, not_tried
+from vitreous.evaluation.plan import forwards_per_image, image_shape_of
+from vitreous.evaluation.runner import provenance
+from vitreous.html import duration
 from vitreous.methods import compute_attributions, get_method, to_grid
-from vitreous.metrics import ImageShape, Metric, Reattribution, get_metric
-from vitreous.metrics import list_metrics as all_metrics
+from vitreous.metrics import ImageShape, Metric, Reattribution, get_metric, list_metrics
 from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import check_at_least
-from vitreous.results.diagnostics import MetaEvaluation, Tried
+from vitreous.results import MetaEvaluation, ScoreTable
+from vitreous.results.diagnostics import MetricAssessment
 from vitreous.tracing import Context, Target
 from vitreous.world.models import ADAPTER
 
-__all__ = [
-    "Course",
-    "courses",
-    "judges_of",
-    "refusal",
-    "meta_evaluate",
-]
+__all__ = ["MetaRun", "meta_evaluate", "metrics_of", "refusal", "runs_of"]
 
-SUBSTRATES = ("black", "zero_norm", "mean_channel", "blur_tv", "uniform_norm")
+BASELINES = ("black", "zero_norm", "mean_channel", "blur_tv", "uniform_norm")
 """Tried in this order, those that a metric has already left out."""
+N_BOOTSTRAP = 2000
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """One evaluation: some metrics, some maps, one seed. ``substrates`` names what each metric puts in, if not its own.
+class MetaRun:
+    """One evaluation: some metrics, some maps, one seed. ``baselines`` names what each metric puts in, if not its own.
 
     With ``again``, maps are handed in as explainers that can be asked about other images.
     """
 
-    judges: Mapping[str, Metric]
+    metrics: Mapping[str, Metric]
     maps: tuple[str, ...]
     seed: int = 0
     again: bool = False
@@ -58,77 +63,67 @@ class Course:
 
     def states(self, image_shape: ImageShape) -> int:
         """Return how many states each scene takes, if the explained class is the true one."""
-        requests = [request for metric in self.judges.values() for request in metric.requests(image_shape).values()]
+        requests = [request for metric in self.metrics.values() for request in metric.requests(image_shape).values()]
         return forwards_per_image(requests, image_shape, len(self.maps))
 
 
-def judges_of(given: Any) -> dict[str, Metric]:
-    """Return the metrics that are to be tried, by their shortest spelling; all that there are, if none is named."""
-    several = [info.name for info in all_metrics()] if given is None else given
-    several = several if isinstance(several, list | tuple) else [several]
-    judges = {}
-    for each in several:
-        judge = get_metric(each)
-        if judge.spec in judges:
-            raise VitreousError(f"the metric {judge.spec} is named twice")
-        judges[judge.spec] = judge
-    if not judges:
+def metrics_of(metrics: Any) -> dict[str, Metric]:
+    """Return the metrics that are to be tried, by their shortest spec; all that there are by default."""
+    metrics = [info.name for info in list_metrics()] if metrics is None else metrics
+    by_spec: dict[str, Metric] = {}
+    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
+        metric = get_metric(one)
+        if metric.spec in by_spec:
+            raise VitreousError(f"the metric {metric.spec} is named twice")
+        by_spec[metric.spec] = metric
+    if not by_spec:
         raise VitreousError("there is nothing to try: give at least one metric")
-    return judges
+    return by_spec
 
 
-def refusal(judge: Metric, image_shape: ImageShape) -> str | None:
-    """Return why maps of scenes cannot put a metric on trial, or ``None`` where they can."""
+def refusal(metric: Metric, image_shape: ImageShape) -> str | None:
+    """Return why maps of scenes say nothing about a metric, or ``None`` where they do."""
     try:
-        needs = judge.requests(image_shape).values()
+        requests = [one for one in metric.requests(image_shape).values() if isinstance(one, Reattribution)]
     except VitreousError as error:
         return f"cannot be run here: {one_line(str(error))}"
-    again = [need for need in needs if isinstance(need, Reattribution)]
-    if any(need.under is not None for need in again):
+    if any(request.under is not None for request in requests):
         return "compares maps of two models; a map of the scene has no second model"
-    if any(need.target != "same" for need in again):
+    if any(request.target != "same" for request in requests):
         return "compares maps of two classes; a map of the scene has one"
-    if any(need.images is None for need in again):
+    if any(request.images is None for request in requests):
         return "compares maps of two seeds; a map of the scene has none"
     return None
 
 
-def courses(judges: Mapping[str, Metric], image_shape: ImageShape, seeds: int, baselines: int) -> Iterator[Course]:
-    """Yield the runs: the first seed with all maps, the others and other substrates without the mixes."""
-    again = {label: judge.num_reattributions(image_shape) > 0 for label, judge in judges.items()}
-    for made_again in (False, True):
-        some = {label: judge for label, judge in judges.items() if again[label] is made_again}
-        if some:
-            yield Course(some, (*CORE, *MIXES), 0, made_again)
-            yield from (Course(some, CORE, seed, made_again) for seed in range(1, seeds))
-    changed = {label: _changed(judge, baselines) for label, judge in judges.items() if not again[label]}
+def runs_of(metrics: Mapping[str, Metric], image_shape: ImageShape, seeds: int, baselines: int) -> Iterator[MetaRun]:
+    """Yield the runs: the first seed with all maps, the others and other baselines without the mixes."""
+    again = {label: metric.num_reattributions(image_shape) > 0 for label, metric in metrics.items()}
+    for is_again in (False, True):
+        chosen = {label: metric for label, metric in metrics.items() if again[label] is is_again}
+        if chosen:
+            yield MetaRun(chosen, (*CORE, *MIXES), 0, is_again)
+            yield from (MetaRun(chosen, CORE, seed, is_again) for seed in range(1, seeds))
+    changed = {label: _on_baselines(metric, baselines) for label, metric in metrics.items() if not again[label]}
     for turn in range(baselines):
-        others = {label: each[turn] for label, each in changed.items() if turn < len(each)}
+        others = {label: variants[turn] for label, variants in changed.items() if turn < len(variants)}
         if others:
             names = {label: name for label, (name, _) in others.items()}
-            yield Course({label: judge for label, (_, judge) in others.items()}, CORE, baselines=names)
+            yield MetaRun({label: metric for label, (_, metric) in others.items()}, CORE, baselines=names)
 
 
-def _asks_again(judge: Metric, image_shape: ImageShape) -> bool:
-    return judge.num_reattributions(image_shape) > 0
-
-
-def _changed(judge: Metric, count: int) -> list[tuple[str, Metric]]:
-    """Return the metric on other substrates, as many as there are up to ``count``; none, if it puts nothing in."""
-    names = [name for name in judge.settings if name == "baseline" or name.endswith("_baseline")]
-    own = {judge.settings[name] for name in names}
-    made: list[tuple[str, Metric]] = []
-    for other in SUBSTRATES:
-        if names and other not in own and len(made) < count:
+def _on_baselines(metric: Metric, count: int) -> list[tuple[str, Metric]]:
+    """Return the metric on other baselines, as many as there are up to ``count``; none, if it puts nothing in."""
+    names = [name for name in metric.settings if name == "baseline" or name.endswith("_baseline")]
+    own = {metric.settings[name] for name in names}
+    variants: list[tuple[str, Metric]] = []
+    for other in BASELINES:
+        if names and other not in own and len(variants) < count:
             try:
-                made.append((other, type(judge)(**{**judge.settings, **dict.fromkeys(names, other)})))
-            except VitreousError:  # a substrate that this metric does not take
+                variants.append((other, type(metric)(**{**metric.settings, **dict.fromkeys(names, other)})))
+            except VitreousError:  # a baseline that this metric does not take
                 continue
-    return made
-
-
-SAMPLES = 2000
-_log = logging.getLogger(__name__)
+    return variants
 
 
 def meta_evaluate(
@@ -138,190 +133,207 @@ def meta_evaluate(
     scenes: int = 24,
     seeds: int = 2,
     baselines: int = 2,
+    n_bootstrap: int = N_BOOTSTRAP,
     output: str = "logit",
     start: int = 0,
     shortcut: bool = False,
     device: str = "auto",
+    precision: str = "float32",
     batch_size: int | None = None,
     memory_gb: float | None = None,
-    precision: str = "float32",
-    n_bootstrap: int = SAMPLES,
     progress: Progress | bool | None = None,
 ) -> MetaEvaluation:
-    """Put metrics on trial in the world, where the truth is known; all of them, unless some are named.
+    """Judge metrics where the truth is known: in the bundled world.
 
-    Each metric judges the same maps of ``scenes`` test scenes: the oracle (what removing each thing really costs the
-    model, by ``value`` ``"logit"`` or ``"prob"``), the oracle made worse in known ways, the centre and random maps. It
-    passes if it sees that order. ``seeds`` runs differ in ties, masks and noise; metrics that put something in the
-    place of removed pixels are tried on further ``substrates``. ``start``: the first scene; ``shortcut``: scenes with a
-    marker. ``samples`` of the bootstrap. What it will cost is logged before the work.
+    Each metric scores the same maps of test scenes: the oracle (what removing each thing really costs the model), the
+    oracle made worse in known ways, the centre and random maps. It passes if it sees that order. What it will cost is
+    logged before the work.
+
+    Parameters
+    ----------
+    metrics : str, Metric or sequence of such, optional
+        Specs; all metrics by default.
+    model : str, VisionModel or torch.nn.Module, default "world"
+        A model of the world's classes, or the name of a bundled one.
+    scenes : int, default 24
+        Test scenes.
+    seeds : int, default 2
+        Runs, which differ in ties, masks and noise.
+    baselines : int, default 2
+        Further baselines on which metrics that replace removed pixels are tried.
+    n_bootstrap : int, default 2000
+        Resamples of the intervals.
+    output : {"logit", "prob"}, default "logit"
+        What the oracle measures.
+    start : int, default 0
+        The first scene.
+    shortcut : bool, default False
+        Scenes with a marker.
+    device : str, default "auto"
+        For a bundled model.
+    precision, batch_size, memory_gb, progress
+        As in ``evaluate``.
+
+    Returns
+    -------
+    MetaEvaluation
+        A verdict for each metric, and the numbers behind it.
+
+    Examples
+    --------
+    >>> found = vt.meta_evaluate("insertion(steps=4)", scenes=3, seeds=1, baselines=0, n_bootstrap=50)
+    >>> found.assessments[0].family
+    'faithfulness'
     """
     for name, number, least in (("scenes", scenes, 2), ("seeds", seeds, 1), ("baselines", baselines, 0)):
         check_at_least(name, number, least)
-    vision_model = _bundled(model, device) if isinstance(model, str) else wrap(model)
-    judges = judges_of(metrics)
-    with track_progress(progress, "states") as tell:
-        begun = time.perf_counter()
-        scenery = known(vision_model, scenes, start, output, shortcut)
-        court = _Court(
-            vision_model,
-            scenery,
-            n_bootstrap,
-            {"batch_size": batch_size, "memory_gb": memory_gb, "precision": precision},
-            tell,
-        )
-        fit, aside = court.sorted_out(judges)
-        plan = list(courses(fit, court.image_shape, seeds, baselines)) if fit else []
-        court.announce(plan)
-        tables = [(course, court.hold(course)) for course in plan]
-    rows = {**aside, **{label: court.verdict(label, judge, tables) for label, judge in fit.items()}}
+    vision_model = (
+        wrap(ADAPTER.load(model).to(device_of(device)), name=model) if isinstance(model, str) else wrap(model)
+    )
+    chosen, began = metrics_of(metrics), time.perf_counter()
+    measured = measure_scenes(vision_model, scenes, start, output, shortcut)
+    score = partial(_score, vision_model, measured, batch_size=batch_size, memory_gb=memory_gb, precision=precision)
+    maps = _Maps(vision_model, measured)
+    image_shape = image_shape_of(vision_model, (measured.owner.shape[-1],) * 2)
+    fit, assessments = _sort_out(chosen, image_shape, maps, score)
+    runs = list(runs_of(fit, image_shape, seeds, baselines)) if fit else []
+    total = sum(run.states(image_shape) for run in runs) * len(measured)
+    _announce(vision_model, measured, len(fit), total)
+    tables, done = [], 0
+    with track_progress(progress, "states") as on_progress:
+        for run in runs:
+            table = score(run.metrics, maps.of(run), slice(None), run.seed, _shifted(on_progress, done, total))
+            done += table.plan["states"]
+            tables.append((run, _parts(run, table)))
+    for label, metric in fit.items():
+        assessments[label] = _assess(label, metric, tables, n_bootstrap)
     return MetaEvaluation(
-        tuple(rows[label] for label in judges),
-        len(scenery),
-        scenery.left_out,
-        court.closeness,
+        tuple(assessments[label] for label in chosen),
+        len(measured),
+        measured.left_out,
+        maps.closeness,
         {
-            "model": vision_model.name,
-            "device": vision_model.device.type,
-            "value": output,
+            **provenance(vision_model),
+            "output": output,
             "start": start,
             "shortcut": shortcut,
             "seeds": seeds,
-            "substrates": baselines,
+            "baselines": baselines,
             "precision": precision,
-            "samples": n_bootstrap,
+            "n_bootstrap": n_bootstrap,
             "strengths": {kind: list(pair) for kind, pair in STRENGTHS.items()},
-            "states": court.done,
-            "forwards_for_the_oracle": scenery.forwards,
-            "seconds": time.perf_counter() - begun,
-            "versions": {"vitreous": __version__, "torch": torch.__version__},
+            "states": done,
+            "forwards_for_the_oracle": measured.forwards,
+            "seconds": time.perf_counter() - began,
         },
     )
 
 
-@dataclass
-class _Court:
-    """The scenes and their maps, before which all metrics come."""
+class _Maps:
+    """All maps of the scenes, as tensors and as explainers that can be asked about other images."""
 
-    view: VisionModel
-    scenes: Known
-    samples: int
-    how: Mapping[str, Any]
-    tell: Progress | None
-    done: int = 0
-    total: int | None = None
-    maps: dict[str, Tensor] = field(init=False)
+    def __init__(self, model: VisionModel, scenes: MeasuredScenes) -> None:
+        tokens = model.grid(scenes.inputs[:1])
+        self.tensors = graded_maps(scenes, tokens)
+        self.tensors[CENTRE] = _centre(model, scenes.inputs[:1]).expand(len(scenes), -1, -1)
+        self.closeness = closeness({name: self.tensors[name] for name in (*CORE, *MIXES)})
+        self.explainers: dict[str, Any] = {
+            name: CENTRE if name == CENTRE else MapRecall(name, scenes, tokens) for name in self.tensors
+        }
 
-    def __post_init__(self) -> None:
-        side, tokens = self.scenes.owner.shape[-1], self.view.grid(self.scenes.inputs[:1])
-        self.image_shape = ImageShape((side, side), tokens, self.view.depth)
-        self.maps = ladder(self.scenes, tokens)
-        self.maps[CENTRE] = self._centre().expand(len(self.scenes), -1, -1)
-        self.closeness = closeness({name: self.maps[name] for name in (*CORE, *MIXES)})
-        self.recalled = {name: Recalled(name, self.scenes, tokens) for name in self.maps if name != CENTRE}
+    def of(self, run: MetaRun) -> dict[str, Any]:
+        """Return what one run evaluates."""
+        source: Mapping[str, Any] = self.explainers if run.again else self.tensors
+        return {name: source[name] for name in run.maps}
 
-    def sorted_out(self, judges: Mapping[str, Metric]) -> tuple[dict[str, Metric], dict[str, Tried]]:
-        """Return the metrics that can be tried, after a rehearsal on one scene, and rows for those that cannot."""
-        why: dict[str, str] = {}
-        for label, judge in judges.items():
-            reason = refusal(judge, self.image_shape)
-            if reason is not None:
-                why[label] = reason
-        fit = {label: judge for label, judge in judges.items() if label not in why}
-        for course in courses(fit, self.image_shape, 1, 0) if fit else ():
-            if self._rehearsed(course.judges, course.again) is not None:
-                for label, judge in course.judges.items():
-                    reason = self._rehearsed({label: judge}, course.again)
-                    if reason is not None:
-                        why[label] = f"cannot be run here: {reason}"
-        aside = {label: set_aside(label, judges[label], reason) for label, reason in why.items()}
-        return {label: judge for label, judge in judges.items() if label not in aside}, aside
 
-    def announce(self, plan: Sequence[Course]) -> None:
-        """Log what the trial will cost, at the speed of a few forwards."""
-        few, begun = self.scenes.inputs[:16], time.perf_counter()
-        with torch.no_grad():
-            self.view.logits(few).cpu()
-        rate = len(few) / (time.perf_counter() - begun)
-        self.total = sum(course.states(self.image_shape) for course in plan) * len(self.scenes)
-        labels = {label for course in plan for label in course.judges}
-        _log.info(
-            "trial of %d metrics on %d scenes: about %s forwards, %s at %.0f a second",
-            len(labels),
-            len(self.scenes),
-            f"{self.total:,}",
-            _spoken(self.total / rate),
-            rate,
-        )
+def _centre(model: VisionModel, inputs: Tensor) -> Tensor:
+    context = Context(model, inputs, Target(classes=torch.zeros(1, dtype=torch.int64)))
+    (attribution,) = compute_attributions(context, [get_method(CENTRE)])
+    return to_grid(attribution.map, "pixel", model, context.inputs).float().cpu()
 
-    def hold(self, course: Course) -> dict[str, Parts]:
-        """Run one course; return the parts of every map, by metric."""
-        source: Mapping[str, Any] = {**self.recalled, CENTRE: CENTRE} if course.again else self.maps
-        given = {name: source[name] for name in course.maps}
-        before = self.done
 
-        def follow(done: float, total: int | None) -> None:
-            self.done = before + int(done)
-            if self.tell is not None:
-                self.tell(self.done, None if self.total is None else max(self.total, self.done))
+def _score(
+    model: VisionModel,
+    scenes: MeasuredScenes,
+    metrics: Mapping[str, Metric],
+    maps: Mapping[str, Any],
+    which: slice,
+    seed: int,
+    progress: Progress | None,
+    **sizes: Any,
+) -> ScoreTable:
+    return evaluate(
+        model,
+        scenes.inputs[which].cpu(),
+        dict(maps),
+        list({metric.spec: metric for metric in metrics.values()}.values()),
+        labels=scenes.labels[which],
+        annotations=scenes.annotations[which],
+        controls=False,
+        seed=seed,
+        progress=progress,
+        **sizes,
+    )
 
-        table = self._evaluated(course.judges, given, slice(None), course.seed, follow)
-        names = {label: judge.spec for label, judge in course.judges.items()}
-        return {label: {name: table.parts[name, names[label]] for name in course.maps} for label in names}
 
-    def verdict(self, label: str, judge: Metric, tables: Sequence[tuple[Course, Mapping[str, Parts]]]) -> Tried:
-        """Return what the runs say about one metric."""
-        mine = [(course, parts[label]) for course, parts in tables if label in parts]
-        seeds = [parts for course, parts in mine if not course.baselines]
-        others = {course.baselines[label]: parts for course, parts in mine if course.baselines}
-        try:
-            return judged(label, judge, seeds, others, self.samples)
-        except VitreousError as error:
-            return set_aside(label, judge, str(error))
+def _sort_out(
+    metrics: Mapping[str, Metric], image_shape: ImageShape, maps: _Maps, score: Any
+) -> tuple[dict[str, Metric], dict[str, MetricAssessment]]:
+    """Return the metrics that can be tried, after a rehearsal on one scene, and rows for those that cannot."""
+    reasons = {label: refusal(metric, image_shape) for label, metric in metrics.items()}
+    fit = {label: metric for label, metric in metrics.items() if reasons[label] is None}
+    for run in runs_of(fit, image_shape, 1, 0) if fit else ():
+        oracle = {ORACLE: (maps.explainers if run.again else maps.tensors)[ORACLE]}
+        if _rehearse(score, run.metrics, oracle) is not None:
+            for label, metric in run.metrics.items():
+                reason = _rehearse(score, {label: metric}, oracle)
+                if reason is not None:
+                    reasons[label] = f"cannot be run here: {reason}"
+    refused = {label: not_tried(label, metrics[label], reason) for label, reason in reasons.items() if reason}
+    return {label: metric for label, metric in metrics.items() if label not in refused}, refused
 
-    def _rehearsed(self, judges: Mapping[str, Metric], again: bool) -> str | None:
-        """Try metrics on one map of one scene; return what goes wrong."""
-        given = {ORACLE: (self.recalled if again else self.maps)[ORACLE]}
-        try:
-            self._evaluated(judges, given, slice(1), 0, None)
-        except Exception as error:  # whatever is wrong with one metric, the others go on
-            return one_line(str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {error}")[
-                :200
-            ]
+
+def _rehearse(score: Any, metrics: Mapping[str, Metric], maps: Mapping[str, Any]) -> str | None:
+    """Try metrics on one map of one scene; return what goes wrong."""
+    try:
+        score(metrics, maps, slice(1), 0, None)
+    except Exception as error:  # whatever is wrong with one metric, the others go on
+        kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
+        return one_line(f"{kind}{error}")[:200]
+    return None
+
+
+def _announce(model: VisionModel, scenes: MeasuredScenes, metrics: int, states: int) -> None:
+    """Log what it will cost, at the speed of a few forwards."""
+    few, began = scenes.inputs[:16], time.perf_counter()
+    with torch.no_grad():
+        model.logits(few).cpu()
+    rate = len(few) / (time.perf_counter() - began)
+    text = "meta-evaluation of %d metrics on %d scenes: about %s forwards, about %s at %.0f a second"
+    _log.info(text, metrics, len(scenes), f"{states:,}", duration(states / rate), rate)
+
+
+def _shifted(progress: Progress | None, done: int, total: int) -> Progress | None:
+    """Return the progress of one run as that of all of them."""
+    if progress is None:
         return None
-
-    def _evaluated(
-        self,
-        judges: Mapping[str, Metric],
-        given: Mapping[str, Any],
-        which: slice,
-        seed: int,
-        follow: Progress | None,
-    ) -> Any:
-        return evaluate(
-            self.view,
-            self.scenes.inputs[which].cpu(),
-            dict(given),
-            list({judge.spec: judge for judge in judges.values()}.values()),
-            labels=self.scenes.labels[which],
-            annotations=self.scenes.annotations[which],
-            controls=False,
-            seed=seed,
-            progress=follow,
-            **self.how,
-        )
-
-    def _centre(self) -> Tensor:
-        context = Context(self.view, self.scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
-        (found,) = compute_attributions(context, [get_method(CENTRE)])
-        return to_grid(found.map, "pixel", self.view, context.inputs).float().cpu()
+    return lambda states, _: progress(done + int(states), max(total, done + int(states)))
 
 
-def _bundled(name: str, device: str) -> VisionModel:
-    return wrap(ADAPTER.load(name).to(device_of(device)), name=name)
+def _parts(run: MetaRun, table: ScoreTable) -> dict[str, Parts]:
+    """Return the parts of every map, by metric."""
+    return {label: {name: table.parts[name, metric.spec] for name in run.maps} for label, metric in run.metrics.items()}
 
 
-def _spoken(seconds: float) -> str:
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} seconds"
-    return f"about {seconds / 60:.0f} minutes" if seconds < 5400 else f"about {seconds / 3600:.1f} hours"
+def _assess(
+    label: str, metric: Metric, tables: Sequence[tuple[MetaRun, Mapping[str, Parts]]], n_bootstrap: int
+) -> MetricAssessment:
+    """Return what the runs say about one metric."""
+    own = [(run, parts[label]) for run, parts in tables if label in parts]
+    seeds = [parts for run, parts in own if not run.baselines]
+    others = {run.baselines[label]: parts for run, parts in own if run.baselines}
+    try:
+        return assess(label, metric, seeds, others, n_bootstrap)
+    except VitreousError as error:
+        return not_tried(label, metric, str(error))

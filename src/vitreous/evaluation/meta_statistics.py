@@ -1,8 +1,6 @@
-"""What a trial says about one metric, from the scores it gave to the maps of the ladder: numbers only, no model.
+"""What meta-evaluation says about one metric, from the scores it gives to maps of known worth: numbers only, no model.
 
 Scores are turned so that up is better. Metrics that are no mean over images are aggregated anew in every resample.
-
-From the scores of one metric to its verdict: which steps of the ladder it sees, and how well.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from vitreous.metrics.bootstrap import Interval, interval, intervals, resampled
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.registry import check_choice
-from vitreous.results.diagnostics import Reliability, Step, Tried
+from vitreous.results.diagnostics import MetricAssessment, Reliability, Step
 
 __all__ = [
     "CORE",
@@ -32,11 +30,11 @@ __all__ = [
     "Scores",
     "agreement",
     "error_rate",
-    "judged",
+    "assess",
     "krippendorff",
     "mid_ranks",
     "order_agreement",
-    "set_aside",
+    "not_tried",
     "smallest_difference",
     "truth_correlation",
 ]
@@ -50,31 +48,31 @@ POWER = 1.96 + 0.84
 class Scores:
     """One metric on the maps of the ladder: ``images[map]`` ``[n]``, and ``resamples[map]`` ``[B]`` of the whole score.
 
-    Up is better; ``whole[map]`` is the score of all images. Images that lack a score of any map are NaN in all.
+    Up is better; ``overall[map]`` is the score of all images. Images that lack a score of any map are NaN in all.
     """
 
     images: Mapping[str, Array]
-    whole: Mapping[str, float]
+    overall: Mapping[str, float]
     resamples: Mapping[str, Array]
 
     @classmethod
-    def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], samples: int, seed: int = 0) -> Scores:
+    def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], n_bootstrap: int, seed: int = 0) -> Scores:
         """Take the parts ``[n, P]`` of every map, once for each seed of the run; seeds are averaged."""
         sign, names = 1.0 if metric.higher_is_better else -1.0, list(parts[0])
         finite = [np.isfinite(part[name]).all(axis=1) for part in parts for name in names]
-        there: Array = np.asarray(np.stack(finite).all(axis=0))
-        if not there.any():
+        complete: Array = np.asarray(np.stack(finite).all(axis=0))
+        if not complete.any():
             raise VitreousError(f"{metric.spec} has no scene that all maps have a score of")
-        images, whole, drawn = [], [], []
+        per_image, overall, resamples = [], [], []
         for part in parts:
-            kept = [np.where(there[:, None], part[name], np.nan) for name in names]
-            cells = [metric.cell(one) for one in kept]
-            images.append([metric.per_image(one) for one in kept])
-            whole.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
-            drawn.append(resampled(cells, samples, seed).T)
-        means = [sign * np.mean(each, axis=0) for each in (images, whole, drawn)]
-        image, score, drawn_anew = (dict(zip(names, mean, strict=True)) for mean in means)
-        return cls(image, {name: float(value) for name, value in score.items()}, drawn_anew)
+            finite_parts = [np.where(complete[:, None], part[name], np.nan) for name in names]
+            cells = [metric.cell(one) for one in finite_parts]
+            per_image.append([metric.per_image(one) for one in finite_parts])
+            overall.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
+            resamples.append(resampled(cells, n_bootstrap, seed).T)
+        means = [sign * np.mean(over_seeds, axis=0) for over_seeds in (per_image, overall, resamples)]
+        images, scores, anew = (dict(zip(names, mean, strict=True)) for mean in means)
+        return cls(images, {name: float(value) for name, value in scores.items()}, anew)
 
     @property
     def count(self) -> int:
@@ -83,9 +81,9 @@ class Scores:
 
     def difference(self, better: Sequence[str], worse: Sequence[str]) -> tuple[float, Interval]:
         """Return by how much the mean of some maps exceeds that of others, with its paired 95 % interval."""
-        gap = np.mean([self.whole[name] for name in better]) - np.mean([self.whole[name] for name in worse])
-        drawn = np.mean([self.resamples[name] for name in better], axis=0)
-        return float(gap), interval(drawn - np.mean([self.resamples[name] for name in worse], axis=0))
+        gap = np.mean([self.overall[name] for name in better]) - np.mean([self.overall[name] for name in worse])
+        upper = np.mean([self.resamples[name] for name in better], axis=0)
+        return float(gap), interval(upper - np.mean([self.resamples[name] for name in worse], axis=0))
 
     def table(self, names: Sequence[str]) -> Array:
         """Return the scores of images that have them, ``[n, maps]``."""
@@ -110,46 +108,46 @@ def smallest_difference(scores: Scores, chain: Sequence[str], images: int = POWE
     errors = [np.nanstd(scores.resamples[one] - scores.resamples[two]) for one, two in pairwise(chain)]
     sigma = sqrt(scores.count * float(np.mean(np.square(errors))))
     smallest = POWER * sigma / sqrt(images)
-    span = float(scores.whole[chain[0]] - scores.whole[chain[-1]])
+    span = float(scores.overall[chain[0]] - scores.overall[chain[-1]])
     return smallest, smallest / span if span > 0 else float("nan")
 
 
 def truth_correlation(
-    scores: Scores, chain: Sequence[str], samples: int, seed: int = 0
+    scores: Scores, chain: Sequence[str], n_bootstrap: int, seed: int = 0
 ) -> tuple[float, Interval, float]:
     """Return the rank correlation of scores with the known order of a chain, the truest first.
 
     The mean over images with its interval, and that of the scores of all images. An image whose scores are all equal
     tells nothing: it counts as zero.
     """
-    known = -np.arange(len(chain), dtype=np.float64)
+    order = -np.arange(len(chain), dtype=np.float64)
     table = np.array(scores.table(chain), np.float64).reshape(-1, len(chain))
-    each = rank_correlation(table, np.tile(known, (len(table), 1)))
-    whole = float(rank_correlation(np.array([[scores.whole[name] for name in chain]]), known[None])[0])
-    if not len(each):
-        return float("nan"), Interval(float("nan"), float("nan")), whole
-    each = np.where(np.isnan(each), 0.0, each)
-    (around,) = intervals(each[:, None], samples=samples, seed=seed)
-    return float(each.mean()), around, whole
+    per_image = rank_correlation(table, np.tile(order, (len(table), 1)))
+    overall = float(rank_correlation(np.array([[scores.overall[name] for name in chain]]), order[None])[0])
+    if not len(per_image):
+        return float("nan"), Interval(float("nan"), float("nan")), overall
+    per_image = np.where(np.isnan(per_image), 0.0, per_image)
+    (around,) = intervals(per_image[:, None], samples=n_bootstrap, seed=seed)
+    return float(per_image.mean()), around, overall
 
 
 def order_agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between the orders of the maps by their whole scores, over all pairs of runs."""
-    rows = [np.array([score.whole[name] for name in names]) for score in scores]
+    rows = [np.array([score.overall[name] for name in names]) for score in scores]
     return _mean([float(rank_correlation(one[None], two[None])[0]) for one, two in combinations(rows, 2)])
 
 
 def agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
     """Return the rank correlation between two runs over the maps of one image; the mean over images and pairs."""
     tables = [np.stack([score.images[name] for name in names], axis=1) for score in scores]
-    return _mean([each for one, two in combinations(tables, 2) for each in rank_correlation(one, two).tolist()])
+    return _mean([value for one, two in combinations(tables, 2) for value in rank_correlation(one, two).tolist()])
 
 
 def mid_ranks(values: Array) -> Array:
     """Return ranks from 1, equal values at the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    return np.asarray((ends - (counts - 1) / 2)[place])
+    return np.asarray((ends - (counts - 1) / 2)[index])
 
 
 def krippendorff(ratings: Array, level: str = "ordinal") -> float:
@@ -161,14 +159,14 @@ def krippendorff(ratings: Array, level: str = "ordinal") -> float:
     """
     check_choice("level", level, ("ordinal", "interval"))
     ratings = np.asarray(ratings, np.float64)
-    there: Array = np.isfinite(ratings)
-    there = there & (there.sum(axis=0) > 1)
-    total = int(there.sum())
+    rated: Array = np.isfinite(ratings)
+    rated = rated & (rated.sum(axis=0) > 1)
+    total = int(rated.sum())
     if total < 2:
         return float("nan")
     values = np.zeros_like(ratings)
-    values[there] = mid_ranks(ratings[there]) if level == "ordinal" else ratings[there] - ratings[there].mean()
-    counts = there.sum(axis=0)
+    values[rated] = mid_ranks(ratings[rated]) if level == "ordinal" else ratings[rated] - ratings[rated].mean()
+    counts = rated.sum(axis=0)
     spread = counts * (values**2).sum(axis=0) - values.sum(axis=0) ** 2
     observed = float((spread[counts > 1] / (counts[counts > 1] - 1)).sum()) / total
     expected = (total * float((values**2).sum()) - float(values.sum()) ** 2) / (total * (total - 1))
@@ -176,8 +174,8 @@ def krippendorff(ratings: Array, level: str = "ordinal") -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
-    there = [value for value in values if not np.isnan(value)]
-    return float(np.mean(there)) if there else float("nan")
+    finite = [value for value in values if not np.isnan(value)]
+    return float(np.mean(finite)) if finite else float("nan")
 
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -202,51 +200,51 @@ Parts = Mapping[str, Array]
 """What a metric has of every image ``[n, P]``, by map."""
 
 
-def judged(
+def assess(
     label: str,
     metric: Metric,
     seeds: Sequence[Parts],
     baselines: Mapping[str, Parts],
-    samples: int,
-) -> Tried:
-    """Return the verdict on a metric from its parts in every seed (the first with all maps) and on other substrates."""
+    n_bootstrap: int,
+) -> MetricAssessment:
+    """Return the verdict on a metric from its parts in every seed (the first with all maps) and on other baselines."""
     core = [{name: seed[name] for name in CORE} for seed in seeds]
-    scores = Scores.of(metric, core, samples)
-    mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], samples)
-    each = [Scores.of(metric, [one], 1) for one in core]
+    scores = Scores.of(metric, core, n_bootstrap)
+    mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], n_bootstrap)
+    single = [Scores.of(metric, [parts], 1) for parts in core]
     others = [Scores.of(metric, [parts], 1) for parts in baselines.values()]
     required = [_step(scores, better, worse, GROUPS[better], GROUPS[worse], required=True) for better, worse in STEPS]
-    told = [_step(scores, ORACLE, name, (ORACLE,), (name,)) for name in DEGRADED]
-    told += [_step(scores, name, CENTRE, (name,), (CENTRE,)) for name in DEGRADED]
-    verdict, why = _verdict(required, told)
+    reported = [_step(scores, ORACLE, name, (ORACLE,), (name,)) for name in DEGRADED]
+    reported += [_step(scores, name, CENTRE, (name,), (CENTRE,)) for name in DEGRADED]
+    verdict, why = _verdict(required, reported)
     smallest, share = smallest_difference(mixed, MIXES)
-    truth, around, whole = truth_correlation(mixed, MIXES, samples)
+    truth, around, overall = truth_correlation(mixed, MIXES, n_bootstrap)
     sign = 1 if metric.higher_is_better else -1
-    return Tried(
-        label,
-        metric.info.family,
-        verdict,
-        why,
-        scores.count,
-        metric.higher_is_better,
-        (*required, *told),
-        {name: sign * value for name, value in {**scores.whole, **mixed.whole}.items()},
-        error_rate(scores, PAIRS),
-        krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
-        _reliability(each, tuple(f"seed {number}" for number in range(len(each)))),
-        _reliability([each[0], *others], ("its own", *baselines)),
-        smallest,
-        share,
-        truth,
-        around.low,
-        around.high,
-        whole,
+    return MetricAssessment(
+        metric=label,
+        family=metric.info.family,
+        verdict=verdict,
+        why=why,
+        images=scores.count,
+        higher_is_better=metric.higher_is_better,
+        steps=(*required, *reported),
+        scores={name: sign * value for name, value in {**scores.overall, **mixed.overall}.items()},
+        error_rate=error_rate(scores, PAIRS),
+        alpha=krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
+        over_seeds=_reliability(single, tuple(f"seed {number}" for number in range(len(single)))),
+        over_baselines=_reliability([single[0], *others], ("its own", *baselines)),
+        smallest=smallest,
+        smallest_share=share,
+        truth=truth,
+        truth_low=around.low,
+        truth_high=around.high,
+        truth_overall=overall,
     )
 
 
-def set_aside(label: str, metric: Metric, why: str) -> Tried:
+def not_tried(label: str, metric: Metric, why: str) -> MetricAssessment:
     """Return the row of a metric that was not tried: marked, not hidden."""
-    return Tried(label, metric.info.family, "not tried", why, higher_is_better=metric.higher_is_better)
+    return MetricAssessment(label, metric.info.family, "not tried", why, higher_is_better=metric.higher_is_better)
 
 
 def _step(
@@ -256,14 +254,14 @@ def _step(
     return Step(better, worse, gap, around.low, around.high, required)
 
 
-def _verdict(required: Sequence[Step], told: Sequence[Step]) -> tuple[str, str]:
+def _verdict(required: Sequence[Step], reported: Sequence[Step]) -> tuple[str, str]:
     wrong = [step for step in required if step.holds is False]
     unseen = [step for step in required if step.holds is None]
     if wrong:
         return "fails", "; ".join(f"ranks {step.worse} above {step.better}" for step in wrong)
     if unseen:
         return "blind", "; ".join(f"cannot tell {step.better} from {step.worse}" for step in unseen)
-    turned = [f"{step.worse} above {step.better}" for step in told if step.holds is False]
+    turned = [f"{step.worse} above {step.better}" for step in reported if step.holds is False]
     return "passes", "every step seen" + (f", though it ranks {', '.join(turned)}" if turned else "")
 
 

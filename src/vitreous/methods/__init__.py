@@ -26,7 +26,7 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
     controls,
 )
 from vitreous.methods.base import Attribution, Method, compute_attributions, to_grid
-from vitreous.methods.effort_levels import recommended_method
+from vitreous.methods.effort_levels import recommended_method, resolve_method
 from vitreous.methods.registry import MethodInfo, get_method, list_methods, register_method
 from vitreous.registry import Paper
 from vitreous.tracing import resolve_layer
@@ -38,6 +38,7 @@ __all__ = [
     "Paper",
     "compute_attributions",
     "recommended_method",
+    "resolve_method",
     "get_method",
     "list_methods",
     "register_method",

@@ -9,13 +9,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from vitreous.errors import VitreousWarning
+from vitreous.errors import VitreousError, VitreousWarning
+from vitreous.methods.base import Method
 from vitreous.methods.registry import get_method
 from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.registry.defaults import effort_spec
 from vitreous.tracing.statistics_collect import seen_scenes
 
-__all__ = ["recommended_method"]
+__all__ = ["recommended_method", "resolve_method"]
 
 _SCENES = 8
 _APART = 0.05  # of log-probabilities, at most
@@ -41,6 +42,13 @@ def recommended_method(step: str = "quick", model: VisionModel | nn.Module | Non
     return get_method(
         effort_spec(step, windows, vision_model.can_drop_tokens, half, vision_model.has_residual_stream, walks)
     ).spec
+
+
+def resolve_method(method: str | Method | None, effort: str | None, model: VisionModel) -> Method:
+    """Return the method that is named, or else the one for some effort."""
+    if method is not None and effort is not None:
+        raise VitreousError(f"give a method or an effort, not both: {method} and {effort}")
+    return get_method(recommended_method(effort or "quick", model) if method is None else method)
 
 
 def _walks(model: VisionModel) -> bool:

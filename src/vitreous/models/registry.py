@@ -35,7 +35,7 @@ from vitreous.models.checkpoints import Recipe
 from vitreous.models.class_names import read_labels
 from vitreous.models.preprocess import as_preprocess
 
-_BUILT_IN = ("timm", "hf", "torchvision")
+_BUILT_IN = ("world.models", "models.adapters.timm", "models.adapters.hf", "models.adapters.torchvision")
 _registered: list[Adapter] = []
 
 
@@ -96,7 +96,7 @@ def adapters() -> tuple[Adapter, ...]:
             found.append(entry.load())
         except Exception as error:  # one broken package must not take the others away
             warnings.warn(f"the adapter {entry.name} cannot be imported: {error}", VitreousWarning, stacklevel=2)
-    found += [importlib.import_module(f"vitreous.models.adapters.{name}").ADAPTER for name in _BUILT_IN]
+    found += [importlib.import_module(f"vitreous.{name}").ADAPTER for name in _BUILT_IN]
     return tuple(found)
 
 

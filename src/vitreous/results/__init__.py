@@ -1,21 +1,26 @@
 """Results: what is given back. They print and show themselves, and can be saved and loaded."""
 
-from vitreous.results.archive import Archive
-from vitreous.results.comparison import Comparison
-from vitreous.results.diagnostics import CheckResult, Finding
-from vitreous.results.explanation import Explanation, Origin, Prediction
-from vitreous.results.storage import Identity, Question
+from vitreous.results.comparison import Comparison, to_html
+from vitreous.results.diagnostics import Agreement, CheckResult, Diagnosis, Finding, MetaEvaluation
+from vitreous.results.explanation import ClassProbability, Explanation, ExplanationRequest, Origin
+from vitreous.results.funnybirds import FunnyBirdsResult
+from vitreous.results.storage import Archive, Identity
 from vitreous.results.table import ScoreTable
 
 __all__ = [
+    "Agreement",
     "Archive",
     "CheckResult",
+    "ClassProbability",
     "Comparison",
+    "Diagnosis",
     "Explanation",
+    "ExplanationRequest",
     "Finding",
+    "FunnyBirdsResult",
     "Identity",
+    "MetaEvaluation",
     "Origin",
-    "Prediction",
-    "Question",
     "ScoreTable",
+    "to_html",
 ]

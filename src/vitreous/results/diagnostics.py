@@ -1,15 +1,9 @@
-"""What was found out: about an explanation (a check-up), about a model (a diagnosis). One finding for each test.
-
-The outcome of a trial of metrics: what each of them is worth where the truth is known.
-
-How far methods agree: the mean similarity of their maps of the same images, for every pair of them.
-"""
+"""What tests say about an explanation, a model, the metrics and the agreement of methods."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,26 +14,23 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Interval
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.verdicts import VERDICTS
-from vitreous.results.storage import plain, record, write
-from vitreous.results.table import aligned, comma_separated, html_rows, markdown
-from vitreous.viz import plots as figures
+from vitreous.results.storage import ResultBase, comma_separated, html_table, plain
+from vitreous.viz import plots
 
 __all__ = [
+    "CHECK_VERDICTS",
     "Agreement",
     "CheckResult",
+    "Diagnosis",
     "Finding",
-    "Reliability",
-    "AGREEMENT_SCHEMA",
-    "TRIAL_SCHEMA",
-    "Step",
     "MetaEvaluation",
-    "Tried",
-    "CHECK_VERDICTS",
+    "MetricAssessment",
+    "Reliability",
+    "Step",
 ]
 
 CHECK_VERDICTS = ("good", "weak", "bad", "-")
 """Of an explanation, from the best to the worst; ``"-"`` where a test does not apply."""
-
 _WORDS = {
     "faithfulness": ("faithful", "doubtful", "unfaithful"),
     "stability": ("repeatable", "somewhat unstable", "unstable"),
@@ -48,13 +39,14 @@ _WORDS = {
     "head": ("learned", "partly learned", "hardly learned"),
 }
 """What a good, a weak and a bad finding is called."""
+_NAN = float("nan")
 
 
 @dataclass(frozen=True)
 class Finding:
     """One test: its ``name``, its ``verdict``, a ``sentence``, and the ``numbers`` behind it.
 
-    The verdict is one of ``VERDICTS``, or about a model ``"ok"``, ``"failed"`` or ``"-"`` where it does not apply.
+    The verdict is one of ``CHECK_VERDICTS``, or about a model ``"ok"``, ``"failed"`` or ``"-"`` (does not apply).
     """
 
     name: str
@@ -73,7 +65,22 @@ class Finding:
 class CheckResult:
     """What cheap tests say about one explanation: they can condemn it, not acquit it.
 
-    ``verdict`` is the worst of the tests that apply: ``"good"``, ``"weak"`` or ``"bad"``; ``sentence`` says why.
+    Made by ``vt.check``.
+
+    Parameters
+    ----------
+    verdict : {"good", "weak", "bad"}
+        The worst of the tests that apply.
+    sentence : str
+        Why, in words.
+    tests : tuple of Finding
+        ``faithfulness``, ``stability``, ``samples``, ``runner-up`` and ``head``; by name, ``result["head"]``.
+
+    Examples
+    --------
+    >>> result = vt.check(vt.explain(model, image, "rollout"))
+    >>> result["runner-up"].sentence
+    'the method knows no class: the map would be the same for any'
     """
 
     verdict: str
@@ -81,7 +88,6 @@ class CheckResult:
     tests: tuple[Finding, ...]
 
     def __getitem__(self, name: str) -> Finding:
-        """Return a test by its name."""
         return {test.name: test for test in self.tests}[name]
 
     def __str__(self) -> str:
@@ -95,20 +101,79 @@ class CheckResult:
         return {"verdict": self.verdict, "sentence": self.sentence, "tests": tests}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> CheckResult:
-        """Read what ``to_json`` gave."""
-        return cls(told["verdict"], told["sentence"], tuple(Finding(**test) for test in told["tests"]))
+    def from_json(cls, data: Mapping[str, Any]) -> CheckResult:
+        """Return the result whose ``to_json`` this is."""
+        return cls(data["verdict"], data["sentence"], tuple(Finding(**test) for test in data["tests"]))
 
 
-TRIAL_SCHEMA = "vitreous.meta_evaluate/1"
-_NAN = float("nan")
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a model is understood, and which methods apply to it.
+
+    Made by ``vt.diagnose``; prints in a few lines and shows its tables in a notebook.
+
+    Parameters
+    ----------
+    model : str
+        The name of the model.
+    checks : tuple of Finding
+        What was found about the model.
+    methods : tuple of Finding
+        One for each method; ``"-"`` where it was not tried.
+
+    Examples
+    --------
+    >>> vt.diagnose(model).healthy
+    True
+    """
+
+    model: str
+    checks: tuple[Finding, ...]
+    methods: tuple[Finding, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every check that applies holds."""
+        return all(check.verdict != "failed" for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """The model and what to think of it, in one line."""
+        return f"{self.model}: {'healthy' if self.healthy else 'some checks failed'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "healthy": self.healthy}
+
+    def __repr__(self) -> str:
+        passed = sum(check.verdict == "ok" for check in self.checks)
+        failed = [f"  failed: {check.name}: {check.sentence}" for check in self.checks if check.verdict == "failed"]
+        counts = f"  {passed} of {len(self.checks)} checks ok, {self._method_counts}"
+        return "\n".join([self.verdict, counts, *failed])
+
+    def _repr_html_(self) -> str:
+        tables = [("check", self.checks, self.verdict), ("method", self.methods, self._method_counts)]
+        return "".join(
+            html_table([[head, "", ""], *([row.name, row.verdict, row.sentence] for row in findings)], caption)
+            for head, findings, caption in tables
+            if findings
+        )
+
+    @property
+    def _method_counts(self) -> str:
+        verdicts = [method.verdict for method in self.methods]
+        count = verdicts.count
+        return f"{count('ok')} methods apply, {count('failed')} do not, {count('-')} were not tried"
+
+
+# -- metrics -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """One rung of the ladder: by how much the ``better`` maps score above the ``worse``, with a 95 % interval.
+    """By how much the ``better`` maps score above the ``worse`` ones, with a 95 % interval.
 
-    Up is better, whatever the metric's direction. ``required`` steps decide the verdict; the others are told.
+    Up is better, whatever the metric's direction. ``required`` steps decide the verdict; the others are reported.
     """
 
     better: str
@@ -138,13 +203,13 @@ class Reliability:
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What the trial found out about one metric.
+class MetricAssessment:
+    """What meta-evaluation found out about one metric.
 
     ``error_rate``: share of images and pairs of neighbouring maps in the wrong order, ties half. ``alpha``:
     Krippendorff's, images as raters of maps. ``smallest`` difference seen with 500 images four times in five, in the
     metric's units, and ``smallest_share`` of the way from oracle to random. ``truth``: mean rank correlation with the
-    known share of truth in a mix, its interval, and ``truth_whole`` that of the scores of all images.
+    share of truth in a mix, its interval, and ``truth_overall`` that of the scores of all images.
     """
 
     metric: str
@@ -158,169 +223,160 @@ class Tried:
     error_rate: float = _NAN
     alpha: float = _NAN
     over_seeds: Reliability | None = None
-    over_substrates: Reliability | None = None
+    over_baselines: Reliability | None = None
     smallest: float = _NAN
     smallest_share: float = _NAN
     truth: float = _NAN
     truth_low: float = _NAN
     truth_high: float = _NAN
-    truth_whole: float = _NAN
+    truth_overall: float = _NAN
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Tried:
-        """Read what ``to_json`` gave."""
-        given: dict[str, Any] = {**told, **{name: _NAN for name in _NUMBERS if told[name] is None}}
-        given["steps"] = tuple(Step(**_with_nan(step)) for step in told["steps"])
-        given["scores"] = _with_nan(told["scores"])
-        for name in ("over_seeds", "over_substrates"):
-            row = told[name]
-            given[name] = row and Reliability(**{**_with_nan(row), "runs": tuple(row["runs"])})
-        return cls(**given)
+    def from_json(cls, data: Mapping[str, Any]) -> MetricAssessment:
+        """Return the assessment whose plain data this is."""
+        values: dict[str, Any] = {**data, **{name: _NAN for name in _NUMBERS if data[name] is None}}
+        values["steps"] = tuple(Step(**_with_nan(step)) for step in data["steps"])
+        values["scores"] = _with_nan(data["scores"])
+        for name in ("over_seeds", "over_baselines"):
+            row = data[name]
+            values[name] = row and Reliability(**{**_with_nan(row), "runs": tuple(row["runs"])})
+        return cls(**values)
+
+    def row(self) -> list[str]:
+        """Return it as a row of the printed table."""
+        truth = "-" if math.isnan(self.truth) else f"{self.truth:.2f} [{self.truth_low:.2f}, {self.truth_high:.2f}]"
+        orders = (_text(run.order, ".2f") if run is not None else "-" for run in (self.over_seeds, self.over_baselines))
+        shares = (_text(self.error_rate, ".1%"), truth, _text(self.smallest_share, ".1%"))
+        return [self.metric, self.verdict, *shares, *orders, _text(self.alpha, ".2f"), self.why]
 
 
-_SAME = ("scenes", "left_out", "model", "value", "start", "shortcut", "seeds", "substrates", "precision", "strengths")
-_NUMBERS = tuple(name for name, each in Tried.__dataclass_fields__.items() if each.default is _NAN)
+_NUMBERS = tuple(name for name, each in MetricAssessment.__dataclass_fields__.items() if each.default is _NAN)
 
 
-@dataclass(frozen=True, eq=False)
-class MetaEvaluation:
-    """Metrics in rows: verdict, errors, correlation with the truth, power and reliability. Failures are told first.
+@dataclass(frozen=True, eq=False, repr=False)
+class MetaEvaluation(ResultBase):
+    """Metrics in rows: verdict, errors, correlation with the truth, power and reliability.
 
-    ``closeness`` is the correlation of every map of the ladder with the oracle; ``plan`` records how it was made.
+    Made by ``vt.meta_evaluate``; ``result["insertion"]`` is the assessment of one metric.
+
+    Parameters
+    ----------
+    assessments : tuple of MetricAssessment
+        One for each metric.
+    scenes : int
+        How many scenes were scored.
+    left_out : int
+        How many were not, since nothing in them matters to the model.
+    closeness : dict of float
+        The correlation of every map with the oracle.
+    plan : dict
+        How it was made.
+
+    Examples
+    --------
+    >>> found = vt.meta_evaluate("pointing_game", scenes=3, seeds=1, baselines=0, n_bootstrap=50)
+    >>> found["pointing_game"].images
+    3
     """
 
-    tried: tuple[Tried, ...]
+    schema = "vitreous.meta_evaluate/1"
+    noun = "meta-evaluation"
+
+    assessments: tuple[MetricAssessment, ...]
     scenes: int
     left_out: int
     closeness: Mapping[str, float] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, metric: str) -> Tried:
-        """Return what was found out about a metric."""
-        found = {each.metric: each for each in self.tried}
-        if metric not in found:
-            raise VitreousError(f"no metric {metric!r} in this trial{nearest(metric, found)}")
-        return found[metric]
+    def __getitem__(self, metric: str) -> MetricAssessment:
+        by_name = {assessment.metric: assessment for assessment in self.assessments}
+        if metric not in by_name:
+            raise VitreousError(f"no metric {metric!r} in this meta-evaluation{nearest(metric, by_name)}")
+        return by_name[metric]
 
-    @classmethod
-    def joined(cls, trials: Sequence[MetaEvaluation]) -> MetaEvaluation:
-        """Return several trials of the same scenes as one; a metric that was tried twice counts as it was the last."""
-        if not trials:
-            raise VitreousError("there is no trial to join")
-        first = trials[0]
-        for other in trials[1:]:
-            for name in _SAME:
-                one, two = (each.plan.get(name, getattr(each, name, None)) for each in (first, other))
-                if one != two:
-                    raise VitreousError(f"trials of different {name} cannot be joined: {one} and {two}")
-        rows = {row.metric: row for trial in trials for row in trial.tried}
-        total = {name: sum(trial.plan.get(name, 0) for trial in trials) for name in ("states", "seconds")}
-        return cls(tuple(rows.values()), first.scenes, first.left_out, first.closeness, {**first.plan, **total})
-
-    def verdicts(self) -> dict[str, Any]:
-        """Return what ``vitreous.metrics.verdicts`` keeps of a trial: a line for each metric."""
-        about = {name: self.plan.get(name) for name in ("model", "seeds")}
-        rows = {
-            each.metric: {
-                "verdict": each.verdict,
-                "why": each.why,
-                "images": each.images,
-                **about,
-                "error_rate": plain(each.error_rate),
-                "truth": plain(each.truth),
-                "smallest_share": plain(each.smallest_share),
-            }
-            for each in self.tried
-        }
-        return {"schema": "vitreous.verdicts/1", "versions": self.plan.get("versions"), "metrics": rows}
+    @property
+    def summary(self) -> str:
+        """How many metrics and scenes there are."""
+        return f"{len(self.assessments)} metrics on {self.scenes} scenes"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
-        return {
-            "schema": TRIAL_SCHEMA,
-            "scenes": self.scenes,
-            "left_out": self.left_out,
-            "closeness": plain(dict(self.closeness)),
-            "plan": plain(dict(self.plan)),
-            "tried": [plain(asdict(each)) for each in self.tried],
-        }
+        return {"schema": self.schema, **plain(asdict(self))}
 
     @classmethod
-    def load(cls, path: str | Path) -> MetaEvaluation:
-        """Read a trial that was saved."""
-        with record(path, TRIAL_SCHEMA, "trial") as told:
-            rows = tuple(Tried.from_json(each) for each in told["tried"])
-            return cls(rows, told["scenes"], told["left_out"], _with_nan(told["closeness"]), told["plan"])
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the trial as ``.json``, whole or not at all."""
-        return write(path, {".json": self._json_text}, overwrite=overwrite)
-
-    def _json_text(self) -> str:
-        return json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n"
-
-    def to_markdown(self) -> str:
-        """Return the table as printed, in Markdown."""
-        return markdown(self._printed())
+    def from_json(cls, data: Mapping[str, Any]) -> MetaEvaluation:
+        """Return the result whose ``to_json`` this is."""
+        assessments = tuple(MetricAssessment.from_json(row) for row in data["assessments"])
+        return cls(assessments, data["scenes"], data["left_out"], _with_nan(data["closeness"]), data["plan"])
 
     def __str__(self) -> str:
-        return f"{aligned(self._printed())}\n\n{self.reading}"
-
-    def __repr__(self) -> str:
-        return f"Trial of {len(self.tried)} metrics on {self.scenes} scenes\n{self}"
-
-    def _repr_html_(self) -> str:
-        return html_rows(self._printed(), f"{len(self.tried)} metrics on {self.scenes} scenes")
+        return f"{super().__str__()}\n\n{self.reading}"
 
     @property
     def reading(self) -> str:
         """What the table says, in a few words."""
-        counts = {verdict: sum(each.verdict == verdict for each in self.tried) for verdict in VERDICTS}
-        found = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
-        left = f" ({self.left_out} more left out, where nothing matters)" if self.left_out else ""
+        verdicts = [assessment.verdict for assessment in self.assessments]
+        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in verdicts)
+        left_out = f" ({self.left_out} more left out, where nothing matters)" if self.left_out else ""
         return (
-            f"{self.scenes} scenes{left}: {found}. passes: oracle > worse oracles > centre > random, and worse oracles "
-            "> misplaced ones, each with its 95 % interval above zero. fails: one of these steps is turned round. "
-            "blind: one cannot be seen.\n"
+            f"{self.scenes} scenes{left_out}: {counts}. passes: oracle > worse oracles > centre > random, and worse "
+            "oracles > misplaced ones, each with its 95 % interval above zero. fails: one of these steps is turned "
+            "round. blind: one cannot be seen.\n"
             "errors: pairs of maps in the wrong order. truth: rank correlation with how much of a map is true. sees: "
             "smallest difference seen with 500 images, of that between oracle and random."
         )
 
-    def _printed(self) -> list[list[str]]:
-        head = ["metric", "verdict", "errors", "truth", "sees", "seeds", "substrates", "alpha", "why"]
-        order = sorted(self.tried, key=lambda each: VERDICTS.index(each.verdict))
-        return [head, *(_row(each) for each in order)]
+    def rows(self) -> list[list[str]]:
+        """Return the table as printed, failures first."""
+        head = ["metric", "verdict", "errors", "truth", "sees", "seeds", "baselines", "alpha", "why"]
+        order = sorted(self.assessments, key=lambda assessment: VERDICTS.index(assessment.verdict))
+        return [head, *(assessment.row() for assessment in order)]
 
 
-def _row(each: Tried) -> list[str]:
-    truth = "-" if math.isnan(each.truth) else f"{each.truth:.2f} [{each.truth_low:.2f}, {each.truth_high:.2f}]"
-    seeds, baselines = (_digits(r.order) if r is not None else "-" for r in (each.over_seeds, each.over_substrates))
-    shares = (_percent(each.error_rate), truth, _percent(each.smallest_share))
-    return [each.metric, each.verdict, *shares, seeds, baselines, _digits(each.alpha), each.why]
+def _text(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
 
 
-def _digits(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+def _with_nan(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _NAN if value is None else value for name, value in data.items()}
 
 
-def _percent(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.1%}"
+# -- methods -------------------------------------------------------------------------------------------
 
 
-def _with_nan(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _NAN if value is None else value for name, value in told.items()}
+@dataclass(frozen=True, eq=False, repr=False)
+class Agreement(ResultBase):
+    """How alike the maps of methods are: a symmetric matrix of mean similarities with 95 % bootstrap intervals.
 
+    Made by ``vt.agreement``; ``result["ixg", "rollout"]`` is the mean similarity of two methods.
 
-AGREEMENT_SCHEMA = "vitreous.agreement/1"
+    Parameters
+    ----------
+    methods : tuple of str
+        Names of the ``M`` methods.
+    images : tuple of str
+        Names of the ``n`` images.
+    by : str
+        The similarity.
+    grid : {"token", "pixel"}
+        Where the maps were compared.
+    matrix, low, high : array
+        Means and the ends of their intervals, ``[M, M]``.
+    per_image : array, optional
+        What every image has to say, ``[n, M, M]``: NaN where one of the maps is not finite; ``None`` for similarities
+        of whole sets of maps (CKA).
+    plan : dict
+        How it was made.
 
-
-@dataclass(frozen=True, eq=False)
-class Agreement:
-    """A matrix of mean similarities ``[M, M]`` with the ends of their 95 % bootstrap intervals.
-
-    ``per_image`` ``[n, M, M]`` is what every image has to say, NaN where one of the maps is not finite; ``None`` for
-    similarities of whole sets of maps (CKA). ``by`` names the similarity, ``grid`` where the maps were compared.
+    Examples
+    --------
+    >>> similarity = vt.agreement(model, images, ["ixg", "rollout"], n_bootstrap=50)
+    >>> similarity["ixg", "ixg"]
+    1.0
     """
+
+    schema = "vitreous.agreement/1"
+    noun = "agreement"
 
     methods: tuple[str, ...]
     images: tuple[str, ...]
@@ -333,51 +389,40 @@ class Agreement:
     plan: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
-        """Return the mean similarity of two methods."""
-        return float(self.matrix[self._at(pair)])
+        return float(self.matrix[self._index(pair)])
 
     def interval(self, one: str, other: str) -> Interval:
-        """Return the interval of that mean."""
-        at = self._at((one, other))
-        return Interval(float(self.low[at]), float(self.high[at]))
+        """Return the interval of the mean similarity of two methods."""
+        index = self._index((one, other))
+        return Interval(float(self.low[index]), float(self.high[index]))
 
-    def _at(self, pair: tuple[str, str]) -> tuple[int, int]:
-        for word in pair:
-            if word not in self.methods:
-                raise VitreousError(f"no method {word!r} in this agreement{nearest(word, self.methods)}")
+    def _index(self, pair: tuple[str, str]) -> tuple[int, int]:
+        for name in pair:
+            if name not in self.methods:
+                raise VitreousError(f"no method {name!r} in this agreement{nearest(name, self.methods)}")
         return self.methods.index(pair[0]), self.methods.index(pair[1])
+
+    @property
+    def summary(self) -> str:
+        """How many methods and images there are, and how they were compared."""
+        return f"{len(self.methods)} methods by {self.by} on the {self.grid} grid, {len(self.images)} images"
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
-        arrays = {"mean": self.matrix, "low": self.low, "high": self.high}
-        return {
-            "schema": AGREEMENT_SCHEMA,
-            "plan": dict(self.plan),
-            "images": list(self.images),
-            "methods": list(self.methods),
-            "by": self.by,
-            "grid": self.grid,
-            **{name: plain(array) for name, array in arrays.items()},
-            "per_image": None if self.per_image is None else plain(self.per_image),
-        }
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields["mean"] = fields.pop("matrix")
+        return {"schema": self.schema, **plain(fields)}
 
     @classmethod
-    def load(cls, path: str | Path) -> Agreement:
-        """Read an agreement that was saved as ``.json``."""
-        with record(path, AGREEMENT_SCHEMA, "agreement") as data:
-            shape = (len(data["methods"]),) * 2
-            mean, low, high = (np.array(data[name], np.float64).reshape(shape) for name in ("mean", "low", "high"))
-            each = data["per_image"]
-            per_image = None if each is None else np.array(each, np.float64).reshape(len(data["images"]), *shape)
-            names = tuple(data["methods"]), tuple(data["images"]), data["by"], data["grid"]
-            return cls(*names, mean, low, high, per_image, data["plan"])
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write everything as ``.json``, or the pairs as ``.csv``, whole or not at all."""
-        return write(path, {".json": self._json_text, ".csv": self.to_csv}, overwrite=overwrite)
-
-    def _json_text(self) -> str:
-        return json.dumps(self.to_json(), allow_nan=False) + "\n"
+    def from_json(cls, data: Mapping[str, Any]) -> Agreement:
+        """Return the agreement whose ``to_json`` this is."""
+        shape = (len(data["methods"]),) * 2
+        mean, low, high = (np.array(data[name], np.float64).reshape(shape) for name in ("mean", "low", "high"))
+        per_image = data["per_image"]
+        if per_image is not None:
+            per_image = np.array(per_image, np.float64).reshape(len(data["images"]), *shape)
+        names = tuple(data["methods"]), tuple(data["images"]), data["by"], data["grid"]
+        return cls(*names, mean, low, high, per_image, data["plan"])
 
     def to_csv(self) -> str:
         """Return one line per pair of methods: mean, interval."""
@@ -391,30 +436,24 @@ class Agreement:
         return comma_separated([["one", "other", "mean", "low", "high"], *rows])
 
     def plot(self, *, path: str | Path | None = None, overwrite: bool = False, width: str | float = "column") -> Any:
-        """Return the matrix as a matplotlib figure; with a path, also write it."""
+        """Return the matrix as a matplotlib figure.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            Also write it here, as ``.svg``, ``.pdf`` or ``.png``.
+        overwrite : bool, default False
+            Replace what is there.
+        width : str or float, default "column"
+            ``"column"``, ``"page"`` or millimetres.
+        """
         note = f"{self.by} of maps on the {self.grid} grid, {len(self.images)} images."
-        figure = figures.matrix(self.matrix, self.methods, "Agreement", note, width=width)
+        figure = plots.matrix(self.matrix, self.methods, "Agreement", note, width=width)
         if path is not None:
-            figures.save(figure, path, overwrite=overwrite)
+            plots.save(figure, path, overwrite=overwrite)
         return figure
 
-    def to_markdown(self) -> str:
-        """Return the matrix in Markdown."""
-        return markdown(self._rows())
-
-    def __str__(self) -> str:
-        return aligned(self._rows())
-
-    def __repr__(self) -> str:
-        return f"Agreement of {self._size}\n{self}"
-
-    def _repr_html_(self) -> str:
-        return html_rows(self._rows(), self._size)
-
-    @property
-    def _size(self) -> str:
-        return f"{len(self.methods)} methods by {self.by} on the {self.grid} grid, {len(self.images)} pictures"
-
-    def _rows(self) -> list[list[str]]:
-        cells = [["-" if math.isnan(value) else f"{value:.3f}" for value in row] for row in self.matrix.tolist()]
+    def rows(self) -> list[list[str]]:
+        """Return the matrix as printed."""
+        cells = [[_text(value, ".3f") for value in row] for row in self.matrix.tolist()]
         return [["", *self.methods], *([name, *row] for name, row in zip(self.methods, cells, strict=True))]

@@ -1,8 +1,7 @@
-"""What the FunnyBirds protocol has found: dimensions of every method, with intervals, and everything behind them."""
+"""What the FunnyBirds protocol finds: dimensions of every method, with intervals, and everything behind them."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,11 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, p_value, resamples
 from vitreous.metrics.ranking import Array
 from vitreous.registry import check_choice
-from vitreous.results.storage import plain, record, write
-from vitreous.results.table import aligned, comma_separated, html_rows, markdown
-from vitreous.viz import plots as figures
+from vitreous.results.storage import ResultBase, aligned, comma_separated, html_table, markdown, plain
+from vitreous.viz import plots
 
-__all__ = ["AT", "COLUMNS", "SCHEMA", "FunnyBirdsResult", "Found"]
+__all__ = ["COLUMNS", "THRESHOLD_RULES", "FunnyBirdsChecks", "FunnyBirdsResult"]
 
-SCHEMA = "vitreous.funnybirds/1"
 COLUMNS = {
     "acc": "Acc.",
     "bi": "B.I.",
@@ -38,7 +35,7 @@ COLUMNS = {
     "mean": "mean",
 }
 """What is reported, with its head in a printed table. Higher is better everywhere."""
-AT = ("best", "split", "fixed")
+THRESHOLD_RULES = {"best": "at t*", "split": "split-half t*", "fixed": "t = {fixed:g}"}
 """The threshold: the best one of all images, the best of one half of the images on the other, or a fixed one."""
 DIMENSIONS = {
     "acc": "accuracy",
@@ -55,7 +52,7 @@ _BY_THRESHOLD = ("csdc", "pc", "dc", "d")
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FunnyBirdsChecks:
     """One method on every image: CSDC, PC, DC and D ``[n, 4, T + 1]`` by threshold, the fixed one last; SD and TS."""
 
     curves: Array
@@ -63,15 +60,47 @@ class Found:
     ts: Array
 
 
-@dataclass(frozen=True, eq=False)
-class FunnyBirdsResult:
-    """Methods in rows, dimensions in columns.
+@dataclass(frozen=True, eq=False, repr=False)
+class FunnyBirdsResult(ResultBase):
+    """Methods in rows, the dimensions of the FunnyBirds protocol in columns.
 
-    ``accuracy`` ``[n]`` and ``background`` ``[n, 2]`` (objects that matter, objects) are the model's own, ``found`` is
-    what every method gets on every image, NaN where it is skipped. ``degenerate`` counts, by method, maps that are
-    constant, zero or not finite, and images whose map has no positive total, where thresholds mean nothing. ``skipped``
-    counts images by dimension.
+    Made by ``vt.funnybirds``. NaN stands where an image is skipped.
+
+    Parameters
+    ----------
+    images, methods : tuple of str
+        Names.
+    thresholds : array
+        Shares of a map's total ``[T]`` from which on a part is important.
+    fixed : float
+        The threshold reported beside the best one.
+    accuracy : array
+        1 where the model's prediction is right, ``[n]``.
+    background : array
+        How many objects matter, and how many there are, ``[n, 2]``.
+    checks : dict of FunnyBirdsChecks
+        What every method gets on every image.
+    degenerate : dict of dict of int
+        By method: maps that are constant, zero or not finite, and images whose map has no positive total, where
+        thresholds mean nothing.
+    skipped : dict of int
+        How many images each dimension leaves out.
+    plan : dict
+        How it was made.
+    n_bootstrap : int, default 10000
+        Resamples of the intervals.
+    seed : int, default 0
+        Of the bootstrap.
+
+    Examples
+    --------
+    >>> birds = vt.funnybirds(model, "ixg", vt.world.World(n=2), controls=False, n_bootstrap=50)
+    >>> birds.methods
+    ('ixg',)
     """
+
+    schema = "vitreous.funnybirds/1"
+    noun = "FunnyBirds result"
 
     images: tuple[str, ...]
     methods: tuple[str, ...]
@@ -79,27 +108,26 @@ class FunnyBirdsResult:
     fixed: float
     accuracy: Array
     background: Array
-    found: Mapping[str, Found]
+    checks: Mapping[str, FunnyBirdsChecks]
     degenerate: Mapping[str, Mapping[str, int]]
     skipped: Mapping[str, int]
     plan: Mapping[str, Any] = field(default_factory=dict)
-    samples: int = SAMPLES
+    n_bootstrap: int = SAMPLES
     seed: int = 0
 
     def score(self, method: str, column: str, at: str = "best") -> float:
-        """Return one number: ``column`` is a key of ``COLUMNS``, ``at`` one of ``AT``."""
-        return float(self._whole[self._method(method), self._at(at)][self._column(column)])
+        """Return one number: ``column`` is a key of ``COLUMNS``, ``at`` one of ``"best"``, ``"split"``, ``"fixed"``."""
+        return float(self._scores[self._cell(method, at)][self._column(column)])
 
     def interval(self, method: str, column: str, at: str = "best") -> Interval:
         """Return its 95 % bootstrap interval over images; the best threshold is chosen anew in every resample."""
-        return self._intervals[self._method(method), self._at(at)][self._column(column)]
+        return self._intervals[self._cell(method, at)][self._column(column)]
 
     def difference(self, one: str, other: str, column: str = "mean", at: str = "best") -> Difference:
         """Return the paired difference ``one - other`` on the same images, with its interval and p-value."""
-        place = self._column(column)
-        pair = [(self._method(name), self._at(at)) for name in (one, other)]
-        gap = self._whole[pair[0]][place] - self._whole[pair[1]][place]
-        gaps = self._resampled[pair[0]][:, place] - self._resampled[pair[1]][:, place]
+        index, first, second = self._column(column), self._cell(one, at), self._cell(other, at)
+        gap = self._scores[first][index] - self._scores[second][index]
+        gaps = self._resampled[first][:, index] - self._resampled[second][:, index]
         gaps = gaps[~np.isnan(gaps)]
         if np.isnan(gap) or not len(gaps):
             raise VitreousError(f"{one} and {other} have no {column} to compare")
@@ -112,163 +140,142 @@ class FunnyBirdsResult:
 
     def per_image(self, method: str, column: str, at: float | None = None) -> Array:
         """Return what every image has ``[n]``, by threshold where there is one: at t*, or ``at`` another of them."""
-        found, place = self.found[self._method(method)], list(COLUMNS)[self._column(column)]
-        if place in ("acc", "sd", "ts"):
-            return {"acc": self.accuracy, "sd": found.sd, "ts": found.ts}[place]
-        if place == "bi":
-            harmful, count = self.background.T
-            return np.asarray(np.divide(count - harmful, count, out=np.full(len(count), np.nan), where=count > 0))
-        if place not in _BY_THRESHOLD:
+        checks, name = self.checks[self._cell(method)[0]], list(COLUMNS)[self._column(column)]
+        if name in ("acc", "sd", "ts"):
+            return {"acc": self.accuracy, "sd": checks.sd, "ts": checks.ts}[name]
+        if name == "bi":
+            return _independence(*self.background.T)
+        if name not in _BY_THRESHOLD:
             raise VitreousError(f"{column} is made of all images together; per image there are acc to ts")
         level = self.threshold(method) if at is None else at
-        levels = np.append(self.thresholds, self.fixed)
-        if not np.isclose(levels, level).any():
+        is_level = np.isclose(np.append(self.thresholds, self.fixed), level)
+        if not is_level.any():
             raise VitreousError(f"at={level} is not one of the thresholds")
-        curve: Array = found.curves[:, _BY_THRESHOLD.index(place), int(np.isclose(levels, level).argmax())]
+        curve: Array = checks.curves[:, _BY_THRESHOLD.index(name), int(is_level.argmax())]
         return curve
 
     # -- all images together ---------------------------------------------------------------------------
 
-    def _method(self, name: str) -> str:
-        if name not in self.methods:
-            raise VitreousError(f"no method {name!r} here{nearest(name, self.methods)}")
-        return name
+    def _cell(self, method: str, at: str = "best") -> tuple[str, str]:
+        if method not in self.methods:
+            raise VitreousError(f"no method {method!r} here{nearest(method, self.methods)}")
+        check_choice("at", at, tuple(THRESHOLD_RULES))
+        return method, at
 
     def _column(self, name: str) -> int:
         check_choice("column", name, tuple(COLUMNS))
         return list(COLUMNS).index(name)
 
-    def _at(self, name: str) -> str:
-        check_choice("at", name, AT)
-        return name
-
     @cached_property
-    def _whole(self) -> dict[tuple[str, str], Array]:
-        ones = np.ones((1, len(self.images)))
-        return {key: rows[0] for key, rows in self._aggregated(ones).items()}
+    def _scores(self) -> dict[tuple[str, str], Array]:
+        return {cell: rows[0] for cell, rows in self._aggregated(np.ones((1, len(self.images)))).items()}
 
     @cached_property
     def _resampled(self) -> dict[tuple[str, str], Array]:
-        blocks = [self._aggregated(weights) for weights in resamples(len(self.images), self.samples, self.seed)]
-        return {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0]}
+        blocks = [self._aggregated(weights) for weights in resamples(len(self.images), self.n_bootstrap, self.seed)]
+        return {cell: np.concatenate([block[cell] for block in blocks]) for cell in blocks[0]}
 
     @cached_property
     def _intervals(self) -> dict[tuple[str, str], list[Interval]]:
-        return {key: [interval(column) for column in rows.T] for key, rows in self._resampled.items()}
+        return {cell: [interval(column) for column in rows.T] for cell, rows in self._resampled.items()}
 
     def _aggregated(self, weights: Array) -> dict[tuple[str, str], Array]:
-        """Return every column ``[r, 12]`` for each row of weights, by method and threshold."""
-        harmful, count = (weights @ self.background).T
-        free = np.divide(count - harmful, count, out=np.full(len(count), np.nan), where=count > 0)
-        right = means(self.accuracy[:, None], weights)[:, 0]
-        done = {}
+        """Return every column ``[r, 12]`` for each row of weights, by method and threshold rule."""
+        independence = _independence(*(weights @ self.background).T)
+        accuracy = means(self.accuracy[:, None], weights)[:, 0]
+        cells = {}
         for method in self.methods:
-            found = self.found[method]
-            sd, ts = means(np.stack([found.sd, found.ts], axis=1), weights).T
-            for at in AT:
-                checks, com = self._checks(method, weights, at)
-                done[method, at] = np.stack([right, free, *checks, sd, ts, com, sd, ts, (com + sd + ts) / 3], axis=1)
-        return done
+            checks = self.checks[method]
+            sd, ts = means(np.stack([checks.sd, checks.ts], axis=1), weights).T
+            for at in THRESHOLD_RULES:
+                rows, com = self._at_threshold(method, weights, at)
+                columns = [accuracy, independence, *rows, sd, ts, com, sd, ts, (com + sd + ts) / 3]
+                cells[method, at] = np.stack(columns, axis=1)
+        return cells
 
-    def _checks(self, method: str, weights: Array, at: str) -> tuple[Array, Array]:
+    def _at_threshold(self, method: str, weights: Array, at: str) -> tuple[Array, Array]:
         """Return CSDC, PC, DC and D ``[4, r]``, and the completeness that they make ``[r]``."""
+        rows = np.arange(len(weights))
         if at != "split":
             curves = self._curves(method, weights)
-            place = np.full(len(weights), -1) if at == "fixed" else _best(curves)
-            chosen = curves[np.arange(len(weights)), :, place]
+            chosen = curves[rows, :, -1 if at == "fixed" else _best(curves)]
             return chosen.T, _completeness(chosen)
         halves = [weights * (np.arange(weights.shape[1]) % 2 == half) for half in (0, 1)]
-        curves_of = [self._curves(method, half) for half in halves]
-        both = [
-            there[np.arange(len(weights)), :, _best(chosen)]
-            for there, chosen in zip(curves_of, reversed(curves_of), strict=True)
-        ]
-        return np.mean(both, axis=0).T, np.mean([_completeness(each) for each in both], axis=0)
+        first, second = (self._curves(method, half) for half in halves)
+        both = [first[rows, :, _best(second)], second[rows, :, _best(first)]]
+        return np.mean(both, axis=0).T, np.mean([_completeness(half) for half in both], axis=0)
 
     def _curves(self, method: str, weights: Array) -> Array:
-        curves = self.found[self._method(method)].curves
+        curves = self.checks[self._cell(method)[0]].curves
         return means(curves.reshape(len(curves), -1), weights).reshape(-1, *curves.shape[1:])
 
     # -- files and text --------------------------------------------------------------------------------
 
+    @property
+    def summary(self) -> str:
+        """How many methods and images there are."""
+        return f"{len(self.methods)} methods, {len(self.images)} images"
+
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
+        same = ("plan", "images", "thresholds", "fixed", "accuracy", "background", "skipped")
+        rows = [
+            {
+                "name": method,
+                "threshold": self.threshold(method),
+                "degenerate": self.degenerate[method],
+                "scores": {
+                    at: {
+                        column: {"score": self.score(method, column, at), "interval": self.interval(method, column, at)}
+                        for column in COLUMNS
+                    }
+                    for at in THRESHOLD_RULES
+                },
+                "per_image": {
+                    "sd": self.checks[method].sd,
+                    "ts": self.checks[method].ts,
+                    **{name: self.checks[method].curves[:, i] for i, name in enumerate(_BY_THRESHOLD)},
+                },
+            }
+            for method in self.methods
+        ]
         return {
-            "schema": SCHEMA,
-            "plan": dict(self.plan),
-            "images": list(self.images),
-            "thresholds": self.thresholds.tolist(),
-            "fixed": self.fixed,
-            "accuracy": plain(self.accuracy),
-            "background": plain(self.background),
-            "skipped": dict(self.skipped),
-            "methods": [
-                {
-                    "name": method,
-                    "threshold": plain(self.threshold(method)),
-                    "degenerate": dict(self.degenerate[method]),
-                    "scores": {at: {column: self._cell(method, column, at) for column in COLUMNS} for at in AT},
-                    "per_image": {
-                        "sd": plain(self.found[method].sd),
-                        "ts": plain(self.found[method].ts),
-                        **{
-                            name: plain(self.found[method].curves[:, place]) for place, name in enumerate(_BY_THRESHOLD)
-                        },
-                    },
-                }
-                for method in self.methods
-            ],
-            "resampling": {"samples": self.samples, "seed": self.seed},
+            "schema": self.schema,
+            **plain({name: getattr(self, name) for name in same}),
+            "methods": plain(rows),
+            "resampling": {"n_bootstrap": self.n_bootstrap, "seed": self.seed},
         }
 
     @classmethod
-    def load(cls, path: str | Path) -> FunnyBirdsResult:
-        """Read what was saved as ``.json``."""
-        with record(path, SCHEMA, "result of FunnyBirds") as data:
-            rows = {each["name"]: each["per_image"] for each in data["methods"]}
-            return cls(
-                images=tuple(data["images"]),
-                methods=tuple(rows),
-                thresholds=_array(data["thresholds"]),
-                fixed=data["fixed"],
-                accuracy=_array(data["accuracy"]),
-                background=_array(data["background"]),
-                found={
-                    name: Found(
-                        np.stack([_array(row[each]) for each in _BY_THRESHOLD], axis=1),
-                        _array(row["sd"]),
-                        _array(row["ts"]),
-                    )
-                    for name, row in rows.items()
-                },
-                degenerate={each["name"]: each["degenerate"] for each in data["methods"]},
-                skipped=data["skipped"],
-                plan=data["plan"],
-                **data["resampling"],
-            )
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write ``.json`` (everything) or ``.csv`` (one line per method, threshold and column)."""
-        return write(path, {".json": self._json_text, ".csv": self.to_csv}, overwrite=overwrite)
-
-    def _json_text(self) -> str:
-        return json.dumps(self.to_json(), allow_nan=False) + "\n"
+    def from_json(cls, data: Mapping[str, Any]) -> FunnyBirdsResult:
+        """Return the result whose ``to_json`` this is."""
+        per_image = {row["name"]: {name: _array(v) for name, v in row["per_image"].items()} for row in data["methods"]}
+        return cls(
+            images=tuple(data["images"]),
+            methods=tuple(per_image),
+            thresholds=_array(data["thresholds"]),
+            fixed=data["fixed"],
+            accuracy=_array(data["accuracy"]),
+            background=_array(data["background"]),
+            checks={
+                method: FunnyBirdsChecks(np.stack([v[name] for name in _BY_THRESHOLD], axis=1), v["sd"], v["ts"])
+                for method, v in per_image.items()
+            },
+            degenerate={row["name"]: row["degenerate"] for row in data["methods"]},
+            skipped=data["skipped"],
+            plan=data["plan"],
+            **data["resampling"],
+        )
 
     def to_csv(self) -> str:
         """Return one line per method, threshold and column."""
-        rows = [
-            [
-                method,
-                at,
-                column,
-                *("" if math.isnan(v) else repr(v) for v in (self.score(*cell), *self.interval(*cell))),
-            ]
-            for method in self.methods
-            for at in AT
-            for column in COLUMNS
-            for cell in [(method, column, at)]
-        ]
-        return comma_separated([["method", "at", "column", "score", "low", "high"], *rows])
+        rows = [["method", "at", "column", "score", "low", "high"]]
+        for method in self.methods:
+            for at in THRESHOLD_RULES:
+                for column in COLUMNS:
+                    numbers = self.score(method, column, at), *self.interval(method, column, at)
+                    rows.append([method, at, column, *("" if math.isnan(v) else repr(v) for v in numbers)])
+        return comma_separated(rows)
 
     def plot(
         self,
@@ -279,61 +286,72 @@ class FunnyBirdsResult:
         overwrite: bool = False,
         width: str | float = "column",
     ) -> Any:
-        """Return the radar of the eight dimensions as a matplotlib figure; with a path, also write it."""
-        names = [self._method(method) for method in (self.methods if methods is None else methods)]
+        """Return the radar of the eight dimensions as a matplotlib figure.
+
+        Parameters
+        ----------
+        methods : sequence of str, optional
+            Some of the methods; all by default.
+        at : {"best", "split", "fixed"}, default "best"
+            The threshold.
+        path : str or Path, optional
+            Also write it here.
+        overwrite : bool, default False
+            Replace what is there.
+        width : str or float, default "column"
+            ``"column"``, ``"page"`` or millimetres.
+        """
+        names = [self._cell(method, at)[0] for method in (self.methods if methods is None else methods)]
         values = {name: [self.score(name, dimension, at) for dimension in DIMENSIONS] for name in names}
         spans = {name: [self.interval(name, dimension, at) for dimension in DIMENSIONS] for name in names}
         note = f"{len(self.images)} images; higher is better; lines along the axes are 95 % bootstrap intervals."
-        figure = figures.radar(list(DIMENSIONS.values()), values, "FunnyBirds", note, intervals=spans, width=width)
+        figure = plots.radar(list(DIMENSIONS.values()), values, "FunnyBirds", note, intervals=spans, width=width)
         if path is not None:
-            figures.save(figure, path, overwrite=overwrite)
+            plots.save(figure, path, overwrite=overwrite)
         return figure
 
     def to_markdown(self, at: str = "best") -> str:
-        """Return the table as printed, in Markdown."""
-        return markdown(self._printed(at))
+        """Return the table as printed, in Markdown; ``at`` is the threshold."""
+        return markdown(self.rows(at))
 
     def __str__(self) -> str:
-        return f"{aligned(self._printed('best'))}\n\n{aligned(self._thresholds())}\n\n{self._notes()}"
-
-    def __repr__(self) -> str:
-        return f"Birds: {len(self.methods)} methods, {len(self.images)} images\n{self}"
+        return f"{super().__str__()}\n\n{aligned(self._threshold_rows())}\n\n{self._notes}"
 
     def _repr_html_(self) -> str:
-        return html_rows(self._printed("best"), f"{len(self.images)} images, at t*; 95 % intervals. {self._notes()}")
+        return html_table(self.rows(), f"{len(self.images)} images, at t*; 95 % intervals. {self._notes}")
 
-    def _printed(self, at: str) -> list[list[str]]:
-        rows = [[method, *(self._text(method, column, at) for column in COLUMNS)] for method in self.methods]
-        head = ["method", *COLUMNS.values()]
+    def rows(self, at: str = "best") -> list[list[str]]:
+        """Return the table as printed; ``at`` is the threshold."""
+        rows = [["method", *COLUMNS.values()]]
+        rows += [[method, *(self._text(method, column, at) for column in COLUMNS)] for method in self.methods]
         if any(sum(counts.values()) for counts in self.degenerate.values()):
-            head.append("maps")
-            for row, method in zip(rows, self.methods, strict=True):
-                row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[method].items() if n))
-        return [head, *rows]
+            rows[0].append("maps")
+            for row in rows[1:]:
+                row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[row[0]].items() if n))
+        return rows
 
-    def _thresholds(self) -> list[list[str]]:
+    def _threshold_rows(self) -> list[list[str]]:
         """The same means with less luck in them: t* from the other half of the images, and one fixed threshold."""
-        names = {"best": "at t*", "split": "split-half t*", "fixed": f"t = {self.fixed:g}"}
-        head = ["method", "t*", *(f"{COLUMNS[c]} {name}" for c in ("com", "mean") for name in names.values())]
-        rows = [
-            [method, _short(self.threshold(method))]
-            + [self._text(method, column, at) for column in ("com", "mean") for at in names]
-            for method in self.methods
-        ]
-        return [head, *rows]
+        names = [name.format(fixed=self.fixed) for name in THRESHOLD_RULES.values()]
+        rows = [["method", "t*", *(f"{COLUMNS[column]} {name}" for column in ("com", "mean") for name in names)]]
+        for method in self.methods:
+            cells = [self._text(method, column, at) for column in ("com", "mean") for at in THRESHOLD_RULES]
+            rows.append([method, _short(self.threshold(method)), *cells])
+        return rows
 
+    @property
     def _notes(self) -> str:
-        left_out = ", ".join(f"{n} in {what}" for what, n in self.skipped.items() if n)
-        return f"{len(self.images)} images; skipped: {left_out or 'none'}"
+        skipped = ", ".join(f"{n} in {what}" for what, n in self.skipped.items() if n)
+        return f"{len(self.images)} images; skipped: {skipped or 'none'}"
 
     def _text(self, method: str, column: str, at: str) -> str:
-        low, high = self.interval(method, column, at)
-        score = self.score(method, column, at)
+        score, (low, high) = self.score(method, column, at), self.interval(method, column, at)
         return "-" if math.isnan(score) else f"{_short(score)} [{_short(low)}, {_short(high)}]"
 
-    def _cell(self, method: str, column: str, at: str) -> dict[str, Any]:
-        low, high = self.interval(method, column, at)
-        return {"score": plain(self.score(method, column, at)), "interval": plain([low, high])}
+
+def _independence(harmful: Array, count: Array) -> Array:
+    """Return the share of objects that do not matter; NaN where there are none."""
+    return np.asarray(np.divide(count - harmful, count, out=np.full(len(count), np.nan), where=count > 0))
 
 
 def _completeness(curves: Array) -> Array:
@@ -342,7 +360,7 @@ def _completeness(curves: Array) -> Array:
 
 
 def _best(curves: Array) -> Array:
-    """Return the place of the best threshold of each row, the first of equals; the fixed one, the last, is not one."""
+    """Return the index of the best threshold of each row, the first of equals; the fixed one, the last, is not one."""
     scores = _completeness(curves[..., :-1])
     return np.asarray(np.where(np.isnan(scores), -np.inf, scores).argmax(axis=1))
 

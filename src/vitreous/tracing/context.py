@@ -220,10 +220,18 @@ class Context:
         if target.function is not None or target.output == output:
             return self
         if output not in self._by_output:
-            context = self._derive(self.inputs, replace(target, output=output))
-            context._origin, context._path = self._origin, self._path
-            self._by_output[output] = context
+            self._by_output[output] = self.with_target(replace(target, output=output))
         return self._by_output[output]
+
+    def with_target(self, target: Target, seed: int | None = None) -> Context:
+        """Return a context that explains another target of the same inputs, with the same seed or another.
+
+        The model was verified on these inputs, and is not again.
+        """
+        other = object.__new__(Context)
+        vars(other).update(vars(self), _target=target, seed=self.seed if seed is None else check_seed(seed))
+        vars(other).update(_caches=[], _by_output={}, memo={}, shared=None)
+        return other
 
     def _explained(self) -> Target:
         """The target, without a pass to learn its classes where that can be."""

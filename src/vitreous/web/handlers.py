@@ -14,7 +14,7 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous import viz
-from vitreous.decision_report import COMPETES, Why, assemble, owning, trust
+from vitreous.decision_report import Why, build, class_assignment_method, trust
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.evaluation.evidence import blurred, replaced
 
@@ -326,7 +326,7 @@ def _owners(session: Session, question: Question, classes: Sequence[int], on_pro
     explanation: vt.Explanation = vt.compare(
         model,
         session.photos.get(question.picture).image,
-        [owning(model)],
+        [class_assignment_method(model)],
         classes[0],
         compare_classes=list(classes),
         output="logprob",
@@ -359,35 +359,36 @@ def why(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]
     e = result.explanation
     if e.target is None:
         raise Refused(422, "why asks about a class")
-    values = _probabilities(model, session.model_input(question))
-    order = values.argsort(descending=True, stable=True).tolist()
-    rival = next((index for index in order if index != e.target), None)
-    contrast = ownership = None
-    if rival is not None and e.class_specific:
-        versus = question.model_copy(update={"target": e.target, "contrast": rival})
-        contrast = session.explain(versus, job.part(0.2, 0.35)).explanation
-        if min(float(values[rival]), float(values[e.target])) >= COMPETES:
-            ownership = _owners(session, question, [e.target, rival], job.part(0.35, 0.4))
-    job.on_progress(0.4)
-    checked = session.check(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
-    asked = session.resolve(question).model_copy(update={"target": e.target})
+    target = e.target
+
+    def explain(method: str | None = None, contrast: int | None = None, compare_classes: Any = None) -> vt.Explanation:
+        if method is not None:
+            return _owners(session, question, compare_classes, job.part(0.35, 0.4))
+        versus = question.model_copy(update={"target": target, "contrast": contrast})
+        return session.explain(versus, job.part(0.2, 0.35)).explanation
+
+    def check() -> vt.CheckResult:
+        job.on_progress(0.4)
+        return session.check(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
+
+    asked = session.resolve(question).model_copy(update={"target": target})
     command = export.why_command(asked, session.photos.get(question.picture), session.load_options)
-    answer = assemble(model, e, values, contrast, ownership, checked, command)
-    return encode_map(e) | {"warnings": list(result.warnings)} | _encode_why(answer, order, rival)
+    answer = build(model, e, explain, check, command)
+    return encode_map(e) | {"warnings": list(result.warnings)} | _encode_why(answer)
 
 
-def _encode_why(answer: Why, order: Sequence[int], rival: int | None) -> dict[str, Any]:
+def _encode_why(answer: Why) -> dict[str, Any]:
     page = answer.page()
     contrast = None
-    if answer.contrast is not None:
-        names = {"label": answer.explanation.label, "rival": answer.rival, "index": rival}
+    if answer.contrast is not None and answer.runner_up is not None:
+        index, name = answer.runner_up
+        names = {"label": answer.explanation.label, "rival": name, "index": index}
         contrast = encode_map(answer.contrast) | names
     return {
         "title": page.title,
         "lead": page.lead,
         "says": [
-            {"index": index, "label": label, "probability": probability}
-            for index, (label, probability) in zip(order, page.says, strict=False)
+            {"index": index, "label": label, "probability": probability} for index, label, probability in answer.classes
         ],
         "tried": [
             {
@@ -402,7 +403,7 @@ def _encode_why(answer: Why, order: Sequence[int], rival: int | None) -> dict[st
         "tried_text": page.tried_text,
         "criterion": answer.criterion,
         "contrast": contrast,
-        "owners": None if answer.owners is None else _encode_owners(answer.owners),
+        "owners": None if answer.class_assignment is None else _encode_owners(answer.class_assignment),
         "trust": [dataclasses.asdict(test) for test in page.trust],
         "trust_text": page.trust_text,
         "command": page.command,

@@ -252,7 +252,7 @@ class RunPart:
     def map(self, row: int, method: str, metric: str) -> dict[str, Any] | None:
         """Return the map that a metric scored; ``None`` where it is not there (yet)."""
         with self._lock:
-            mode = self.result.table.judges[metric].explain_class
+            mode = self.result.table.definitions[metric].explain_class
             values = self.result.scores.map(self.digests[row], method, mode)
         return None if values is None or values.ndim != 2 else encode_array(values)
 
@@ -303,7 +303,7 @@ class RunPart:
         }
 
     def _metric(self, metric: str) -> dict[str, Any]:
-        column, trial = self.result.column(metric), self.result.table.trial[metric]
+        column, trial = self.result.column(metric), self.result.table.meta_verdicts[metric]
         return {
             "name": metric,
             "up": column.higher_is_better,

@@ -334,7 +334,7 @@ class Session:
                 methods,
                 first.target,
                 contrast=first.contrast,
-                output=None if first.output == "logit" else first.output,  # what is usual is not missed
+                output=first.output,
                 seed=first.seed,
                 memory_gb=self.memory_gb,
                 progress=on_progress,
