@@ -50,7 +50,7 @@ def test_pictures_below_it_are_left_out_and_named(tmp_path: Path, chances: dict[
     assert set(part.uncertain) == below
     assert part.missing.cells == 0
     told = command("bench", "status", tmp_path / "run")
-    assert "3 pictures are left out since the model gives their class too little:" in told.out
+    assert "3 images are left out since the model gives their class too little:" in told.out
     name = min(below)
     assert f"{name}: " in told.out
     assert f"has {chances[name]:.2g}, less than {least:g}" in told.out

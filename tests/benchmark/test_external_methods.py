@@ -69,7 +69,7 @@ def test_it_is_said_by_name(folder: Path, tmp_path: Path) -> None:
     bad = red_corners(folder)
     assert set(status(store).failed["bad"]) == bad
     told = command("bench", "status", tmp_path / "run")
-    assert f"{len(bad)} pictures have no map of bad, which failed on them:" in told.out
+    assert f"{len(bad)} images have no map of bad, which failed on them:" in told.out
     assert r"ValueError: the corner is red\nand that is bad" in told.out
     page = report(tmp_path / "run").page.read_text()
     assert re.search(rf"<td>bad</td><td>all</td><td>on {len(bad)} pictures, such as {min(bad)}: ValueError: the", page)

@@ -189,7 +189,7 @@ def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: 
         pytest.warns(VitreousWarning, match="^waiting for a"),
         pytest.raises(VitreousError, match=r"^no worker of the Ray cluster was ready .* and the same command goes on$"),
     ):
-        run_engine(made, "ray", progress=lose, wait=10)
+        run_engine(made, "ray", progress=lose, wait=20)
     done = arrays(tmp_path / "ray").keys()
     assert 0 < len(done) < 16
     made.work()

@@ -306,7 +306,7 @@ def test_unreadable_pictures_are_listed_and_left_out(tmp_path: Path, count: int,
     assert found.done == found.total
     assert all(found.unreadable.values())
     told = command("bench", "status", tmp_path / "run")
-    assert f"{len(bad)} pictures cannot be read" in told.out
+    assert f"{len(bad)} images cannot be read" in told.out
     assert bad[0] in told.out
     judged = [store.info(unit.id) for unit in store.plans()[0].units if unit.is_scoring]
     assert sum(len(info["images"]) for info in judged) == count - len(bad)

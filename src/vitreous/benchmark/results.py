@@ -358,8 +358,8 @@ def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
         "units.csv": comma_separated(_unit_rows(results)),
     }
     for kind in ("unreadable", "uncertain"):
-        if rows := [row for result in results for row in _left_out_rows(result.scores, kind)]:
-            texts[f"{kind}.csv"] = comma_separated([["data", "model", "image", "reason"], *rows])
+        head, *rows = _left_out_rows(results, kind)
+        texts |= {f"{kind}.csv": comma_separated([head, *rows])} if rows else {}
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
     parquet = _to_parquet(scores)
     return files if parquet is None else {**files, "scores.parquet": parquet}
@@ -369,8 +369,11 @@ def _seed_tables(scores: RunScores) -> list[tuple[RunScores, list[str], ScoreTab
     return [(scores, [str(seed)], table) for seed, table in zip(scores.seeds, scores.tables, strict=True)]
 
 
-def _left_out_rows(scores: RunScores, kind: str) -> list[list[str]]:
-    return [[scores.data, scores.label, name, why] for name, why in getattr(scores, kind).items()]
+def _left_out_rows(results: Sequence[ModelResult], kind: str) -> list[list[str]]:
+    rows = [["data", "model", "image", "reason"]]
+    for scores in (result.scores for result in results):
+        rows += [[scores.data, scores.label, name, why] for name, why in getattr(scores, kind).items()]
+    return rows
 
 
 def _statistics(result: ModelResult) -> dict[str, Any]:
