@@ -21,8 +21,8 @@ def test_resamples_are_means_of_drawn_images() -> None:
     scores = RNG.normal(size=(30, 2))
     scores[3, 1] = math.nan
     draws = PRNGKey.of(7, "bootstrap")
-    drawn = np.concatenate([draws.at(number).below(30, 30).numpy() for number in range(200)])
-    expected = np.array([[np.nanmean(scores[each, column]) for column in range(2)] for each in drawn])
+    sampled = np.concatenate([draws.at(number).below(30, 30).numpy() for number in range(200)])
+    expected = np.array([[np.nanmean(scores[item, column]) for column in range(2)] for item in sampled])
     np.testing.assert_allclose(resampled([(column[:, None], mean) for column in scores.T], 200, seed=7), expected)
 
 
@@ -48,17 +48,17 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.metrics import bootstrap
 
     scores = RNG.normal(size=(12, 1))
-    whole = resampled([(scores, mean)], 100)
+    full = resampled([(scores, mean)], 100)
     monkeypatch.setattr(bootstrap, "_BLOCK", 12 * 7)
-    np.testing.assert_allclose(resampled([(scores, mean)], 100), whole)
+    np.testing.assert_allclose(resampled([(scores, mean)], 100), full)
 
 
 def test_interval_of_a_normal_mean() -> None:
     scores = RNG.normal(2, 1, size=(400, 1))
-    ((low, high),) = intervals(scores)
+    ((low, upper),) = intervals(scores)
     error = scores.std(ddof=1) / 20
     assert low == pytest.approx(scores.mean() - 1.96 * error, abs=0.02)
-    assert high == pytest.approx(scores.mean() + 1.96 * error, abs=0.02)
+    assert upper == pytest.approx(scores.mean() + 1.96 * error, abs=0.02)
     ((narrow, _),) = intervals(scores, level=0.5)
     assert narrow > low
 
@@ -93,7 +93,7 @@ def test_few_units_prove_little(units: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: intervals(np.ones((3, 1)), level=1.0), "level=1.0"),
         (lambda: resampled([(np.ones((0, 1)), mean)]), "no scores"),
@@ -103,35 +103,35 @@ def test_few_units_prove_little(units: int) -> None:
         (lambda: bins(np.ones(1), np.ones(1), by="luck"), "by='luck' is not one of width, mass"),
     ],
 )
-def test_bad_input(call, said: str) -> None:
-    with pytest.raises(VitreousError, match=said):
+def test_bad_input(call, message: str) -> None:
+    with pytest.raises(VitreousError, match=message):
         call()
 
 
 def test_bins_of_equal_width() -> None:
     confidence = np.array([0.0, 0.049, 0.05, 0.5, 0.95, 1.0, 0.999])
     scores = np.array([1.0, 3.0, 5.0, math.nan, 2.0, 4.0, 6.0])
-    found = bins(scores, confidence, samples=100)
-    assert len(found) == 20
-    assert [(b.low, b.high) for b in found] == [pytest.approx((i / 20, (i + 1) / 20)) for i in range(20)]
-    counts = {i: b.count for i, b in enumerate(found) if b.count}
+    actual = bins(scores, confidence, samples=100)
+    assert len(actual) == 20
+    assert [(b.low, b.high) for b in actual] == [pytest.approx((i / 20, (i + 1) / 20)) for i in range(20)]
+    counts = {i: b.count for i, b in enumerate(actual) if b.count}
     assert counts == {0: 2, 1: 1, 19: 3}  # the last bin is closed; the image without a score counts nowhere
-    assert found[0].mean == 2
-    assert found[19].mean == 4
-    assert 2 <= found[19].interval[0] <= found[19].interval[1] <= 6
-    assert math.isnan(found[10].mean)
-    assert found[19].thin
+    assert actual[0].mean == 2
+    assert actual[19].mean == 4
+    assert 2 <= actual[19].interval[0] <= actual[19].interval[1] <= 6
+    assert math.isnan(actual[10].mean)
+    assert actual[19].thin
 
 
 def test_bins_of_equal_mass() -> None:
     confidence = RNG.random(103)
     scores = RNG.normal(size=103)
-    found = bins(scores, confidence, 20, "mass", samples=50)
-    assert sorted({b.count for b in found}) == [5, 6]
-    assert sum(b.count for b in found) == 103
+    actual = bins(scores, confidence, 20, "mass", samples=50)
+    assert sorted({b.count for b in actual}) == [5, 6]
+    assert sum(b.count for b in actual) == 103
     order = np.argsort(confidence)
-    assert found[0].mean == pytest.approx(scores[order[:6]].mean())
-    assert all(a.high <= b.low for a, b in itertools.pairwise(found))
+    assert actual[0].mean == pytest.approx(scores[order[:6]].mean())
+    assert all(a.high <= b.low for a, b in itertools.pairwise(actual))
     assert len(bins(scores[:3], confidence[:3], 20, "mass", samples=10)) == 3
     assert not bins(np.ones(40), np.linspace(0, 1, 40), 2, "mass", samples=10)[0].thin
 
@@ -142,10 +142,10 @@ def test_groups_of_a_bin_are_resampled_together() -> None:
     once = bins(scores, confidence, 2, samples=200)
     groups = np.repeat(np.arange(20), 3)
     thrice = bins(np.repeat(scores, 3), np.repeat(confidence, 3), 2, samples=200, groups=groups.tolist())
-    assert [each.interval for each in thrice] == [pytest.approx(each.interval) for each in once]
-    for each, low in zip(once, (0.0, 0.5), strict=True):
+    assert [item.interval for item in thrice] == [pytest.approx(item.interval) for item in once]
+    for item, low in zip(once, (0.0, 0.5), strict=True):
         own = scores[(confidence >= low) & (confidence < low + 0.5)]
-        assert each.interval == pytest.approx(intervals(own[:, None], samples=200)[0])
+        assert item.interval == pytest.approx(intervals(own[:, None], samples=200)[0])
     with pytest.raises(VitreousError, match="3 groups for 20 images"):
         bins(scores, confidence, groups=[1, 2, 3])
 

@@ -60,13 +60,13 @@ def test_golden_entropy(model: vt.VisionModel, kind: str, nats: float) -> None:
         assert score(model, small, "entropy")[0] == pytest.approx(5.278, abs=5e-4)
 
 
-def slow_gini(values: list[float], how: str) -> float:
+def slow_gini(values: list[float], method: str) -> float:
     """Half the mean absolute difference of all pairs over the mean."""
-    if how == "shift" or (how == "shift_negative" and min(values) < 0):
+    if method == "shift" or (method == "shift_negative" and min(values) < 0):
         values = [value - min(values) for value in values]
-    elif how == "abs":
+    elif method == "abs":
         values = [abs(value) for value in values]
-    elif how == "relu":
+    elif method == "relu":
         values = [max(value, 0.0) for value in values]
     values = [value + 1e-7 for value in values]
     pairs = sum(abs(a - b) for a in values for b in values)
@@ -86,29 +86,29 @@ def signed() -> Tensor:
     return maps
 
 
-@pytest.mark.parametrize("how", ["shift_negative", "shift", "abs", "relu"])
-def test_gini(model: vt.VisionModel, signed: Tensor, how: str) -> None:
-    expected = [slow_gini(each.flatten().double().tolist(), how) for each in signed]
-    np.testing.assert_allclose(score(model, signed, f"gini(normalization={how})"), expected, atol=1e-9)
+@pytest.mark.parametrize("method", ["shift_negative", "shift", "abs", "relu"])
+def test_gini(model: vt.VisionModel, signed: Tensor, method: str) -> None:
+    expected = [slow_gini(item.flatten().double().tolist(), method) for item in signed]
+    np.testing.assert_allclose(score(model, signed, f"gini(normalization={method})"), expected, atol=1e-9)
 
 
 def test_gini_of_tis_subtracts_the_minimum_of_every_map(model: vt.VisionModel, signed: Tensor) -> None:
     """As the release does (``shift: true``), whatever the sign; the plain index leaves a positive map as it is."""
     fine = torch.nn.functional.interpolate(signed[:, None], size=(32, 32), mode="bilinear")[:, 0]
     table = vt.evaluate(model, images(model, 4), {"it": fine}, ["gini@tis", "gini"], labels=[0] * 4, n_bootstrap=2)
-    expected = [slow_gini(each.flatten().double().tolist(), "shift") for each in fine]
+    expected = [slow_gini(item.flatten().double().tolist(), "shift") for item in fine]
     np.testing.assert_allclose(table["it", "gini@tis"], expected, atol=1e-6)
-    plain = [slow_gini(each.flatten().double().tolist(), "") for each in fine[1:3]]
-    np.testing.assert_allclose(table["it", "gini"][1:3], plain, atol=1e-6)
-    assert expected[1] > plain[0] + 0.1
+    simple = [slow_gini(item.flatten().double().tolist(), "") for item in fine[1:3]]
+    np.testing.assert_allclose(table["it", "gini"][1:3], simple, atol=1e-6)
+    assert expected[1] > simple[0] + 0.1
 
 
 def test_entropy_and_effective_complexity(model: vt.VisionModel, signed: Tensor) -> None:
-    expected = [slow_entropy(each.flatten().double().tolist()) for each in signed]
+    expected = [slow_entropy(item.flatten().double().tolist()) for item in signed]
     np.testing.assert_allclose(score(model, signed, "entropy"), expected, atol=1e-9)
-    counts = [sum(abs(v) > 0.5 for v in each.flatten().tolist()) for each in signed]
+    counts = [sum(abs(v) > 0.5 for v in item.flatten().tolist()) for item in signed]
     assert score(model, signed, "effective_complexity(threshold=0.5)").tolist() == counts
-    share = [sum(abs(v) > 0.1 * float(each.abs().max()) for v in each.flatten().tolist()) for each in signed]
+    share = [sum(abs(v) > 0.1 * float(item.abs().max()) for v in item.flatten().tolist()) for item in signed]
     assert score(model, signed, "effective_complexity(threshold=0.1, relative=true)").tolist() == share
     assert score(model, torch.zeros(1, 4, 4), "effective_complexity(threshold=0)")[0] == 0
 
@@ -128,10 +128,10 @@ def test_grids(model: vt.VisionModel, signed: Tensor, metric: str) -> None:
 @pytest.mark.parametrize("metric", ["gini", "entropy", "effective_complexity"])
 def test_scale_shift_and_broken_maps(model: vt.VisionModel, signed: Tensor, metric: str) -> None:
     positive = signed.abs() + 0.1
-    plain = score(model, positive, metric)
-    np.testing.assert_allclose(score(model, 7 * positive, metric), plain, atol=1e-5)
+    simple = score(model, positive, metric)
+    np.testing.assert_allclose(score(model, 7 * positive, metric), simple, atol=1e-5)
     if metric != "effective_complexity":
-        assert not np.allclose(score(model, positive + 3, metric), plain, atol=1e-2)
+        assert not np.allclose(score(model, positive + 3, metric), simple, atol=1e-2)
     broken = positive.clone()
     broken[2, 0, 0] = torch.nan
     assert np.isnan(score(model, broken, metric)).tolist() == [False, False, True, False]
@@ -146,7 +146,7 @@ def test_no_model_is_asked(model: vt.VisionModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("gini(normalization=cut)", "normalization='cut' is not one of shift_negative, shift, abs, relu"),
         ("gini(grid=none)", "grid"),
@@ -155,6 +155,6 @@ def test_no_model_is_asked(model: vt.VisionModel) -> None:
         ("effective_complexity(threshold=-1)", "threshold=-1.0 must be at least 0"),
     ],
 )
-def test_refused(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_refused(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         vt.get_metric(spec)

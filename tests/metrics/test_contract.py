@@ -182,18 +182,18 @@ def test_facts(info: Any) -> None:
 def test_docstring(info: Any) -> None:
     """One sentence, the formula, every parameter in the order of the signature, the cost, the paper, an example."""
     text = inspect.getdoc(info.factory)
-    summary, rest = text.split("\n", 1)
+    summary, remainder = text.split("\n", 1)
     assert summary == info.summary
     assert 20 < len(summary) < 120
-    assert ".. math::" in rest
-    assert re.search(r"\bCost:\s", rest)
-    heads = re.findall(r"^(\w+)\n-+$", rest, re.MULTILINE)
+    assert ".. math::" in remainder
+    assert re.search(r"\bCost:\s", remainder)
+    heads = re.findall(r"^(\w+)\n-+$", remainder, re.MULTILINE)
     assert heads == ["Parameters", "Notes", "References", "Examples"]
-    described = re.search(r"Parameters\n-+\n(.*?)\n\nNotes\n", rest, re.DOTALL)[1]
+    described = re.search(r"Parameters\n-+\n(.*?)\n\nNotes\n", remainder, re.DOTALL)[1]
     names = [name for line in described.splitlines() if line[0] != " " for name in line.split(" : ")[0].split(", ")]
     assert names == [parameter.name for parameter in info.parameters]
     for paper in (info.papers or info.builds_on)[:1]:
-        references = " ".join(re.search(r"References\n-+\n(.*?)\n\nExamples", rest, re.DOTALL)[1].split())
+        references = " ".join(re.search(r"References\n-+\n(.*?)\n\nExamples", remainder, re.DOTALL)[1].split())
         assert paper.title in references
         assert str(paper.year) in references
 

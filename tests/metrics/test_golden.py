@@ -51,9 +51,9 @@ def test_duality(model: Any, inputs: Tensor) -> None:
     """Removing the least relevant is keeping the most relevant: the same states, not merely the same numbers."""
     names = ["insertion(steps=16, baseline=black)", "srg(steps=16)"]
     pool, answers = pooled(vt.wrap(model), inputs, exact(6, 32, 32), names)
-    kept = [64 * j for j in range(17)]
-    insertion = answers.log_probability(RankedRemoval.insertion("black", kept))
-    lerf = answers.log_probability(RankedRemoval.insertion("black", [1024 - k for k in kept]))
+    remaining = [64 * j for j in range(17)]
+    insertion = answers.log_probability(RankedRemoval.insertion("black", remaining))
+    lerf = answers.log_probability(RankedRemoval.insertion("black", [1024 - k for k in remaining]))
     np.testing.assert_array_equal(insertion, lerf[:, ::-1])
     # MoRF 15, LeRF and insertion together 15, the clean image; one black image for all
     assert sum(pool.runner.states.values()) == 6 * (15 + 15 + 1) + 1
@@ -70,9 +70,9 @@ def test_ends(model: Any, inputs: Tensor) -> None:
     names = ["insertion(baseline=blur_tv)", "deletion(baseline=blur_tv)"]
     _, answers = pooled(vt.wrap(model), inputs, noise(6, 32, 32), names)
     requests = {name: request for spec in names for name, request in vt.get_metric(spec).requests(SHAPE).items()}
-    kept, removed = (answers.log_probability(requests[name])[:, [0, -1]] for name in ("insertion", "deletion"))
-    np.testing.assert_array_equal(kept, removed[:, ::-1])
-    np.testing.assert_array_equal(kept[:, 1], answers.log_probability())
+    remaining, removed = (answers.log_probability(requests[name])[:, [0, -1]] for name in ("insertion", "deletion"))
+    np.testing.assert_array_equal(remaining, removed[:, ::-1])
+    np.testing.assert_array_equal(remaining[:, 1], answers.log_probability())
     expected = vt.wrap(model).logits(inputs).log_softmax(dim=1).amax(dim=1)
     np.testing.assert_allclose(answers.log_probability(), expected, atol=1e-5)
 
@@ -199,20 +199,20 @@ def test_ties() -> None:
 
 def test_ranks_invert_the_order() -> None:
     values = exact(5, 400)
-    found, places = order(values, "random", 1), ranks(values, "random", 1)
-    assert torch.equal(places.gather(1, found), torch.arange(400).expand(5, -1).to(torch.int32))
+    actual, places = order(values, "random", 1), ranks(values, "random", 1)
+    assert torch.equal(places.gather(1, actual), torch.arange(400).expand(5, -1).to(torch.int32))
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 50), (224, 224), (4, 4)])
 def test_interpolation_is_torchs_but_keeps_ties(size: tuple[int, int]) -> None:
     maps = noise(3, 4, 7)
-    found = _finer(maps, size)
+    actual = _finer(maps, size)
     expected = torch.nn.functional.interpolate(maps[:, None].double(), size=size, mode="bilinear", align_corners=False)
-    torch.testing.assert_close(found.double(), expected[:, 0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual.double(), expected[:, 0], atol=1e-6, rtol=0)
     assert (_finer(torch.full((1, 4, 7), 0.1), size) == torch.tensor(0.1)).all()
     if size == (224, 224):  # the outermost half cells repeat the corner
-        assert (found[:, :28, :16] == maps[:, :1, :1]).all()
-        assert (found[:, 196:, 208:] == maps[:, -1:, -1:]).all()
+        assert (actual[:, :28, :16] == maps[:, :1, :1]).all()
+        assert (actual[:, 196:, 208:] == maps[:, -1:, -1:]).all()
 
 
 # -- one pool ------------------------------------------------------------------------------------------

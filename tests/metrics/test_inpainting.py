@@ -50,13 +50,13 @@ def shapes(kind: str, size: int) -> Tensor:
         values = torch.nn.functional.interpolate(coarse, size=(size, size), mode=mode)[0, 0]
         tied = values.clamp(min=0.4) if kind == "sparse" else values
         return tied + 1e-6 * torch.rand(size, size, generator=generator)
-    down, across = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    down, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
     if kind == "lines":
-        return (across % 9 != 4).float() * 10 + torch.rand(size, size, generator=generator)
+        return (columns % 9 != 4).float() * 10 + torch.rand(size, size, generator=generator)
     if kind == "chequers":
-        return ((down + across) % 2).float() * 10 + torch.rand(size, size, generator=generator)
+        return ((down + columns) % 2).float() * 10 + torch.rand(size, size, generator=generator)
     if kind == "corner":
-        return (down + across).float()
+        return (down + columns).float()
     return torch.rand(size, size, generator=generator)
 
 
@@ -75,11 +75,11 @@ def test_direct_and_iterative(kind: str, size: int) -> None:
         gone[2 * row, order[: int(share * size**2)]] = True
         gone[2 * row + 1, order[-int(share * size**2) :]] = True
     gone = gone.view(10, size, size)
-    found = inpaint(image * ~gone[:, None], gone)
+    actual = inpaint(image * ~gone[:, None], gone)
     for row in range(10):
-        gap = (found[row].double() - solved(image, gone[row])).abs().max()
+        gap = (actual[row].double() - solved(image, gone[row])).abs().max()
         assert gap < 2e-3, f"{kind}, state {row}: {gap:.1e}"
-        assert torch.equal(found[row][:, ~gone[row]], image[:, ~gone[row]]), "known pixels were changed"
+        assert torch.equal(actual[row][:, ~gone[row]], image[:, ~gone[row]]), "known pixels were changed"
 
 
 def test_states_are_solved_on_their_own() -> None:
@@ -93,8 +93,8 @@ def test_states_are_solved_on_their_own() -> None:
 
 
 def test_a_linear_gradient_is_reproduced() -> None:
-    down, across = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
-    image = torch.stack([0.1 * down, 0.2 * across - 1, 0.05 * (down + 2 * across)])
+    down, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
+    image = torch.stack([0.1 * down, 0.2 * columns - 1, 0.05 * (down + 2 * columns)])
     gone = torch.zeros(32, 32, dtype=torch.bool)
     gone[5:20, 8:27] = True
     torch.testing.assert_close(inpaint((image * ~gone)[None], gone[None])[0], image, atol=2e-4, rtol=0)
@@ -104,8 +104,8 @@ def test_one_pixel_left() -> None:
     image = photograph()
     gone = torch.ones(32, 32, dtype=torch.bool)
     gone[7, 11] = False
-    (found,) = inpaint((image * ~gone)[None], gone[None])
-    torch.testing.assert_close(found, image[:, 7:8, 11:12].expand_as(image), atol=1e-4, rtol=0)
+    (actual,) = inpaint((image * ~gone)[None], gone[None])
+    torch.testing.assert_close(actual, image[:, 7:8, 11:12].expand_as(image), atol=1e-4, rtol=0)
 
 
 def test_nothing_left_and_noise() -> None:
@@ -126,7 +126,7 @@ def test_srg_on_road() -> None:
     vision_model, inputs = vt.wrap(model), images(model, 2)
     maps = torch.stack([torch.randperm(1024, generator=torch.Generator().manual_seed(i)) for i in range(2)]).float()
     name = "srg(steps=5, baseline=noisy_linear)"
-    found = vt.evaluate(vision_model, inputs, {"it": maps.view(2, 32, 32)}, name, controls=False, n_bootstrap=5)[
+    actual = vt.evaluate(vision_model, inputs, {"it": maps.view(2, 32, 32)}, name, controls=False, n_bootstrap=5)[
         "it", name
     ]
     own_noise = noise(inputs, vision_model.preprocess, 0)
@@ -145,7 +145,7 @@ def test_srg_on_road() -> None:
                 with torch.no_grad():
                     curve.append(float(model((state + own_noise[i] * gone)[None]).softmax(1)[0, scored]))
             areas.append(sum((curve[j] + curve[j + 1]) / 2 / 5 for j in range(5)))
-        assert found[i] == pytest.approx(areas[0] - areas[1], abs=1e-3)
+        assert actual[i] == pytest.approx(areas[0] - areas[1], abs=1e-3)
 
 
 def test_everything_masked_is_the_mean_colour() -> None:
@@ -156,17 +156,17 @@ def test_everything_masked_is_the_mean_colour() -> None:
     need = Masks("noisy_linear", GivenMasks.of(every), 2)
     probe = Probe(asked=[need])
     vt.evaluate(vision_model, inputs, {"it": torch.rand(2, 4, 4)}, [probe], controls=False, n_bootstrap=1)
-    found = probe.heard[0].log_probability(need)
-    bare = BASELINES["noisy_linear"].make(inputs, vision_model.preprocess, 0)
+    actual = probe.heard[0].log_probability(need)
+    blank = BASELINES["noisy_linear"].make(inputs, vision_model.preprocess, 0)
     gone = torch.eye(4, dtype=torch.bool).repeat_interleave(8, 0).repeat_interleave(8, 1)
     own_noise = noise(inputs, vision_model.preprocess, 0)
     with torch.no_grad():
         best = model(inputs).argmax(dim=1)
         for i in range(2):
             filled_in = solved(inputs[i], gone).float() + own_noise[i] * gone
-            for state, picture in enumerate((bare[i], filled_in)):
+            for state, picture in enumerate((blank[i], filled_in)):
                 expected = float(model(picture[None]).log_softmax(dim=1)[0, best[i]])
-                assert found[i, state] == pytest.approx(expected, abs=2e-3)
+                assert actual[i, state] == pytest.approx(expected, abs=2e-3)
 
 
 def test_sparse_maps_are_no_trouble() -> None:

@@ -38,12 +38,12 @@ def regions(count: int) -> list[vt.Annotation]:
     """Blobs of several sizes, with some pixels of which nobody knows."""
     rng = np.random.default_rng(5)
     rows, columns = np.mgrid[:32, :32]
-    found = []
+    actual = []
     for number in range(count):
-        down, across, radius = rng.uniform(4, 28), rng.uniform(4, 28), rng.uniform(3, 12)
-        mask = np.hypot(rows - down, columns - across) < radius
-        found.append(vt.Annotation(mask, ignore=rng.random((32, 32)) < 0.15 if number % 2 else None))
-    return found
+        down, dx, radius = rng.uniform(4, 28), rng.uniform(4, 28), rng.uniform(3, 12)
+        mask = np.hypot(rows - down, columns - dx) < radius
+        actual.append(vt.Annotation(mask, ignore=rng.random((32, 32)) < 0.15 if number % 2 else None))
+    return actual
 
 
 def every_map(size: int) -> Tensor:
@@ -62,7 +62,7 @@ def every_map(size: int) -> Tensor:
 @pytest.mark.parametrize("metric", SLOW)
 def test_against_loops(model: vt.VisionModel, metric: str, size: int) -> None:
     maps, truths = every_map(size), regions(7)
-    found = scores(model, maps, truths, metric)["it", metric]
+    actual = scores(model, maps, truths, metric)["it", metric]
     fine = pixels(maps, "nearest" if metric == "average_precision" else "bilinear")
     for values, constant in ((fine[4], 0.3), (fine[5], -0.3)):
         values[:] = np.float32(constant)  # interpolated by weights, a constant is not quite one
@@ -70,7 +70,7 @@ def test_against_loops(model: vt.VisionModel, metric: str, size: int) -> None:
         SLOW[metric](values, truth.mask, np.ones((32, 32)) if truth.ignore is None else ~truth.ignore)
         for values, truth in zip(fine, truths, strict=True)
     ]
-    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
 def test_a_region_is_compared_with_the_blurred_map_only_where_that_is_asked_for(model: vt.VisionModel) -> None:
@@ -99,11 +99,11 @@ def test_ties_by_a_seeded_key(model: vt.VisionModel) -> None:
     expected = scores(model, values, truth, "rra")["it", "rra"][0]
     names = [f"rra(tie_breaking=random, seed={seed})" for seed in range(40)]
     table = scores(model, values, truth, *names)
-    each = np.array([table["it", name][0] for name in names])
-    assert each[7] == scores(model, values, truth, names[7])["it", names[7]][0]
-    assert np.allclose(each * size, (each * size).round())
-    assert len(set(each)) > 3
-    assert abs(each.mean() - expected) < 4 * each.std() / math.sqrt(40)
+    item = np.array([table["it", name][0] for name in names])
+    assert item[7] == scores(model, values, truth, names[7])["it", names[7]][0]
+    assert np.allclose(item * size, (item * size).round())
+    assert len(set(item)) > 3
+    assert abs(item.mean() - expected) < 4 * item.std() / math.sqrt(40)
 
 
 # -- golden numbers ----------------------------------------------------------------------------------------
@@ -119,12 +119,12 @@ def test_the_mask_itself_is_perfect(model: vt.VisionModel, metric: str) -> None:
 def test_the_whole_image(model: vt.VisionModel, share: float, iou: float, f1: float) -> None:
     region = np.zeros((32, 32), bool)
     region[: round(32 * share)] = True
-    whole = np.ones((32, 32), np.float32)
+    complete = np.ones((32, 32), np.float32)
     wanted = {"region_iou": iou, "region_f1": f1, "region_precision": share, "region_recall": 1.0, "ra": share}
     wanted |= {"ap": share, "rma": share, "rra": share, "ehr": share, "energy": share, "auroc": 0.5, "map": 0.5}
     wanted |= {"pixel_accuracy": 1 - share, "miou": (1 - share) / 2, "pointing_game": share, "top_k": share}
     for metric, value in wanted.items():
-        assert score(model, whole, region, metric) == pytest.approx(value, abs=1e-12), metric
+        assert score(model, complete, region, metric) == pytest.approx(value, abs=1e-12), metric
 
 
 def test_a_random_half(model: vt.VisionModel) -> None:
@@ -163,23 +163,23 @@ DEFINED_WHEN_EMPTY = {"pixel_accuracy", "mean_iou", "mean_ap"}
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
 def test_empty_regions_have_no_score(model: vt.VisionModel, info: Any) -> None:
     values = every_map(32)[0]
-    found = score(model, values, np.zeros((32, 32), bool), info.name)
-    assert math.isnan(found) == (info.name not in DEFINED_WHEN_EMPTY)
+    actual = score(model, values, np.zeros((32, 32), bool), info.name)
+    assert math.isnan(actual) == (info.name not in DEFINED_WHEN_EMPTY)
     if info.name == "pixel_accuracy":
-        assert found == slow_counts(values.numpy(), np.zeros((32, 32)), np.ones((32, 32)))[2] / 1024
+        assert actual == slow_counts(values.numpy(), np.zeros((32, 32)), np.ones((32, 32)))[2] / 1024
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
 def test_full_regions(model: vt.VisionModel, info: Any) -> None:
     """All mass is inside; ranks have nothing to be compared with, and the game cannot be lost."""
     values = every_map(32)[3]
-    found = score(model, values, np.ones((32, 32), bool), info.name)
+    actual = score(model, values, np.ones((32, 32), bool), info.name)
     if info.name in ("localisation_auc", "pointing_game"):
-        assert math.isnan(found)
+        assert math.isnan(actual)
     elif info.name in DEFINED_WHEN_EMPTY:
-        assert 0 < found < 1
+        assert 0 < actual < 1
     else:
-        assert found == pytest.approx(1)
+        assert actual == pytest.approx(1)
 
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
@@ -195,14 +195,14 @@ def test_nothing_is_counted_where_all_is_ignored(model: vt.VisionModel, info: An
 def test_maps_without_numbers_have_no_score(model: vt.VisionModel, info: Any) -> None:
     maps = every_map(32)
     maps[1, 3, 3] = math.nan
-    found = scores(model, maps, regions(7), info.name)["it", info.name]
-    assert np.isnan(found).tolist() == [False, True, False, False, False, False, False]
+    actual = scores(model, maps, regions(7), info.name)["it", info.name]
+    assert np.isnan(actual).tolist() == [False, True, False, False, False, False, False]
     maps[2, 0, 0] = math.inf
-    kept = scores(model, maps, regions(7), info.name, nan_policy="lowest")["it", info.name]
+    remaining = scores(model, maps, regions(7), info.name, nan_policy="lowest")["it", info.name]
     for sick, worst in ((maps[1], min), (maps[2], max)):
         sick[~sick.isfinite()] = worst(sick[sick.isfinite()].tolist())
     expected = scores(model, maps, regions(7), info.name)["it", info.name]
-    np.testing.assert_array_equal(kept, expected)
+    np.testing.assert_array_equal(remaining, expected)
 
 
 def test_large_regions_are_left_out(model: vt.VisionModel) -> None:
@@ -211,8 +211,8 @@ def test_large_regions_are_left_out(model: vt.VisionModel) -> None:
         mask = np.zeros((32, 32), bool)
         mask[:rows] = True
         truths.append(vt.Annotation(mask))
-    found = scores(model, maps, truths, "pointing_game@tis")["it", "pointing_game@tis"]
-    assert np.isnan(found).tolist() == [False, True, True]
+    actual = scores(model, maps, truths, "pointing_game@tis")["it", "pointing_game@tis"]
+    assert np.isnan(actual).tolist() == [False, True, True]
 
 
 def test_ignored_pixels_cannot_be_pointed_at(model: vt.VisionModel) -> None:
@@ -274,7 +274,7 @@ def test_data_sets_are_ratios_of_sums(model: vt.VisionModel, metric: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("ap(region=nose)", "region='nose' is not one of any, mask, boxes, parts"),
         ("ap(interpolation=lanczos)", "interpolation='lanczos'"),
@@ -293,8 +293,8 @@ def test_data_sets_are_ratios_of_sums(model: vt.VisionModel, metric: str) -> Non
         ("gridpg(least=-1)", "least=-1"),
     ],
 )
-def test_bad_parameters(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_bad_parameters(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         vt.get_metric(spec)
 
 

@@ -57,9 +57,9 @@ def test_golden(model: vt.VisionModel) -> None:
         [torch.from_numpy(truth.parts.get("marker", np.ones((128, 128)))).double() for truth in WORLD.annotations()]
     )
     marked = np.array(["marker" in truth.parts for truth in WORLD.annotations()])
-    given = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
-    given["nan"] = torch.full((6, 16, 16), torch.nan)
-    table = scored(model, given)
+    argument = {"marker": marker, "flat": torch.ones(6, 16, 16), "minus": -marker, "zero": torch.zeros(6, 16, 16)}
+    argument["nan"] = torch.full((6, 16, 16), torch.nan)
+    table = scored(model, argument)
     assert table["marker", "shortcut"][marked] == pytest.approx(1)
     area = marker.mean(dim=(1, 2)).numpy()[marked]
     assert table["flat", "shortcut"][marked] == pytest.approx(area)
@@ -74,25 +74,25 @@ def test_scale_changes_nothing_and_ignored_pixels_do_not_count(model: vt.VisionM
     np.testing.assert_allclose(table["louder", "shortcut"], table["noise", "shortcut"])
     half = np.zeros((128, 128), bool)
     half[:, :64] = True
-    known = [vt.Annotation(each.mask, each.boxes, each.parts, half) for each in WORLD.annotations()]
-    flat = scored(model, {"flat": torch.ones(6, 128, 128)}, annotations=known)["flat", "shortcut"]
+    visible = [vt.Annotation(item.mask, item.boxes, item.parts, half) for item in WORLD.annotations()]
+    flat = scored(model, {"flat": torch.ones(6, 128, 128)}, annotations=visible)["flat", "shortcut"]
     for truth, score in zip(WORLD.annotations(), flat, strict=True):
         if "marker" in truth.parts:
             assert score == pytest.approx((truth.parts["marker"] & ~half).sum() / (~half).sum())
 
 
 def test_another_part_and_bad_words(model: vt.VisionModel) -> None:
-    spelled = "shortcut(part=tail)"
+    spec = "shortcut(part=tail)"
     table = vt.evaluate(
         model,
         list(WORLD.images()),
         {"flat": torch.ones(6, 16, 16)},
-        [spelled],
+        [spec],
         annotations=list(WORLD.annotations()),
         n_bootstrap=5,
     )
     areas = [truth.parts["tail"].mean() for truth in WORLD.annotations()]
-    assert table["flat", spelled] == pytest.approx(areas)
+    assert table["flat", spec] == pytest.approx(areas)
     assert vt.get_metric("shortcut").annotation_kinds == ("parts",)
     assert vt.get_metric("shortcut").higher_is_better
     with pytest.raises(vt.VitreousError, match="part='' is not the name of a part"):
@@ -127,37 +127,37 @@ def test_part_by_part(model: vt.VisionModel, output: str) -> None:
     for image, (picture, truth) in enumerate(zip(PLAIN.images(), PLAIN.annotations(), strict=True)):
         x = model.preprocess.to_tensor(picture)
         with torch.no_grad():
-            whole = model.module(x[None])[0]
-            best, given, lost = int(whole.argmax()), [], []
+            complete = model.module(x[None])[0]
+            best, argument, lost = int(complete.argmax()), [], []
             for mask in truth.parts.values():
                 if not mask.any():
                     continue
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
                 left = model.module(painted[None])[0]
-                one, other = (whole, left) if output == "logit" else (whole.log_softmax(0), left.log_softmax(0))
+                one, other = (complete, left) if output == "logit" else (complete.log_softmax(0), left.log_softmax(0))
                 lost.append(float(one[best] - other[best]))
-                given.append(float(values[image][torch.from_numpy(mask)].sum()))
-        assert table["noise", name][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
+                argument.append(float(values[image][torch.from_numpy(mask)].sum()))
+        assert table["noise", name][image] == pytest.approx(spearmanr(argument, lost)[0], abs=1e-6)
 
 
 def test_a_map_of_the_losses_is_perfect_and_further_methods_are_free(model: vt.VisionModel) -> None:
     def oracle(module: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         maps = []
         for x, label in zip(inputs, classes, strict=True):
-            truth = known[tuple(x[:, ::16, ::16].flatten().tolist())]
-            drawn = torch.zeros(128, 128, dtype=torch.float64)
+            truth = visible[tuple(x[:, ::16, ::16].flatten().tolist())]
+            sampled = torch.zeros(128, 128, dtype=torch.float64)
             with torch.no_grad():
-                whole = module(x[None])[0, label]
+                complete = module(x[None])[0, label]
                 for mask in map(torch.from_numpy, truth.parts.values()):
                     if mask.any():
                         painted = torch.where(mask, x.mean(dim=(1, 2), keepdim=True), x)
-                        drawn[mask] = float(whole - module(painted[None])[0, label]) / int(mask.sum())
-            maps.append(drawn)
+                        sampled[mask] = float(complete - module(painted[None])[0, label]) / int(mask.sum())
+            maps.append(sampled)
         return torch.stack(maps)
 
     inputs = [model.preprocess.to_tensor(picture) for picture in PLAIN.images()]
     pairs = zip(inputs, PLAIN.annotations(), strict=True)
-    known = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in pairs}
+    visible = {tuple(x[:, ::16, ::16].flatten().tolist()): truth for x, truth in pairs}
     one = correlated(model, {"oracle": oracle})
     assert one["oracle", "part_correlation"] == pytest.approx(np.ones(4))
     two = correlated(model, {"oracle": oracle, "ixg": "ixg", "flat": "constant"})

@@ -35,12 +35,12 @@ def table(model: vt.VisionModel, x: Tensor, methods: Any, metric: str, **options
 
 
 def by_hand(
-    vision_model: vt.VisionModel, x: Tensor, how: str, which: list[str], seed: int, target: list[int]
+    vision_model: vt.VisionModel, x: Tensor, method: str, which: list[str], seed: int, target: list[int]
 ) -> np.ndarray:
     """The maps of a deep copy of the model that was given the weights of some randomised stages."""
     model = copy.deepcopy(vision_model.module)
     model.load_state_dict(randomised(vision_model, which, seed).module.state_dict())
-    return vt.get_method(how).attribute(model, x, target=target).numpy()
+    return vt.get_method(method).attribute(model, x, target=target).numpy()
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -63,29 +63,29 @@ def test_cascade(model: vt.VisionModel, x: Tensor, order: str) -> None:
             maps = by_hand(model, x, "ixg", which, seed, best)
             expected[seed, step] = [spearman(a, b) for a, b in zip(own, maps, strict=True)]
     label = f"mprt(order={order}, seeds=2)"
-    found = table(model, x, "ixg", label)
-    np.testing.assert_allclose(found["ixg", label], expected.mean(axis=(0, 1)), atol=1e-6)
-    curve = found.curve("ixg", label)
+    actual = table(model, x, "ixg", label)
+    np.testing.assert_allclose(actual["ixg", label], expected.mean(axis=(0, 1)), atol=1e-6)
+    curve = actual.curve("ixg", label)
     np.testing.assert_allclose(curve.x, np.arange(7) / 6)
     np.testing.assert_allclose(curve.y[:, 0], 1)
     np.testing.assert_allclose(curve.y[:, 1:], expected.mean(axis=0).T, atol=1e-6)
-    assert (found.parts["ixg", label][:, 1] == 0).all()
+    assert (actual.parts["ixg", label][:, 1] == 0).all()
 
 
 def test_similarity_norms_and_init_are_heeded(model: vt.VisionModel, x: Tensor) -> None:
-    plain = table(model, x, "ixg", "mprt(seeds=1)")["ixg", "mprt(seeds=1)"]
+    simple = table(model, x, "ixg", "mprt(seeds=1)")["ixg", "mprt(seeds=1)"]
     for option in ("similarity=pearson", "similarity=ssim", "norms=permute", "init=own"):
         label = f"mprt(seeds=1, {option})"
-        assert not np.allclose(table(model, x, "ixg", label)["ixg", label], plain), option
+        assert not np.allclose(table(model, x, "ixg", label)["ixg", label], simple), option
 
 
 def test_a_constant_map_passes_and_an_edge_detector_fails(model: vt.VisionModel, x: Tensor) -> None:
     hows = ["edges", "constant"]
-    found = table(model, x, hows, "mprt(seeds=1)")
-    np.testing.assert_allclose(found["edges", "mprt(seeds=1)"], 1, err_msg="it never looks at the model")
-    np.testing.assert_allclose(found["constant", "mprt(seeds=1)"], 0)
-    assert found.degenerate["constant"]["constant"] == 3
-    assert (found.parts["constant", "mprt(seeds=1)"][:, 1] == 6).all(), "and all are counted"
+    actual = table(model, x, hows, "mprt(seeds=1)")
+    np.testing.assert_allclose(actual["edges", "mprt(seeds=1)"], 1, err_msg="it never looks at the model")
+    np.testing.assert_allclose(actual["constant", "mprt(seeds=1)"], 0)
+    assert actual.degenerate["constant"]["constant"] == 3
+    assert (actual.parts["constant", "mprt(seeds=1)"][:, 1] == 6).all(), "and all are counted"
 
 
 def test_smooth(model: vt.VisionModel, x: Tensor) -> None:
@@ -123,9 +123,9 @@ def test_efficient(model: vt.VisionModel, x: Tensor) -> None:
             rises.append((after - before) / before)
         expected.append(np.mean(rises))
     label = "emprt(bins=20, seeds=2)"
-    found = table(model, x, ["ixg", "constant"], label)
-    np.testing.assert_allclose(found["ixg", label], expected, atol=1e-6)
-    assert (found["constant", label] == 0).all()
+    actual = table(model, x, ["ixg", "constant"], label)
+    np.testing.assert_allclose(actual["ixg", label], expected, atol=1e-6)
+    assert (actual["constant", label] == 0).all()
 
 
 @pytest.mark.parametrize("contrast", ["random", "runner-up"])
@@ -138,12 +138,12 @@ def test_random_logit(model: vt.VisionModel, x: Tensor, contrast: str) -> None:
         chance = PRNGKey.of_images(0, "other class", x).uniform(5)
         others = chance.scatter(1, best[:, None], -1).argmax(dim=1)
     assert (others != best).all()
-    maps = [vt.get_method("ixg").attribute(model, x, target=each.tolist()).numpy() for each in (best, others)]
+    maps = [vt.get_method("ixg").attribute(model, x, target=item.tolist()).numpy() for item in (best, others)]
     expected = [spearman(a, b) for a, b in zip(*maps, strict=True)]
     label = f"random_logit(contrast={contrast})"
-    found = table(model, x, ["ixg", "rollout"], label)
-    np.testing.assert_allclose(found["ixg", label], expected, atol=1e-6)
-    np.testing.assert_allclose(found["rollout", label], 1, err_msg="it knows no class")
+    actual = table(model, x, ["ixg", "rollout"], label)
+    np.testing.assert_allclose(actual["ixg", label], expected, atol=1e-6)
+    np.testing.assert_allclose(actual["rollout", label], 1, err_msg="it knows no class")
 
 
 @pytest.mark.parametrize("family", ["swin", "tv_vit", "hf_dinov2"])
@@ -151,19 +151,19 @@ def test_other_families(family: str) -> None:
     if family not in EVERY:
         pytest.skip("transformers is not installed")
     model = vt.wrap(EVERY[family]())
-    found = table(model, images(model, 2), "gradcam", ["mprt(seeds=1)", "emprt(seeds=1)"])
-    assert np.isfinite(found["gradcam", "mprt(seeds=1)"]).all()
-    assert (found["gradcam", "mprt(seeds=1)"] < 0.99).all()
+    actual = table(model, images(model, 2), "gradcam", ["mprt(seeds=1)", "emprt(seeds=1)"])
+    assert np.isfinite(actual["gradcam", "mprt(seeds=1)"]).all()
+    assert (actual["gradcam", "mprt(seeds=1)"] < 0.99).all()
 
 
 def test_other_peoples_methods(model: vt.VisionModel, x: Tensor) -> None:
     def gradient(module: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
-        (found,) = torch.autograd.grad(module(inputs).gather(1, classes[:, None]).sum(), inputs)
-        return (found * inputs).sum(dim=1)
+        (actual,) = torch.autograd.grad(module(inputs).gather(1, classes[:, None]).sum(), inputs)
+        return (actual * inputs).sum(dim=1)
 
-    found = table(model, x, {"mine": gradient, "own": "input_x_gradient"}, "mprt(seeds=1)")
-    np.testing.assert_allclose(found["mine", "mprt(seeds=1)"], found["own", "mprt(seeds=1)"], atol=1e-4)
+    actual = table(model, x, {"mine": gradient, "own": "input_x_gradient"}, "mprt(seeds=1)")
+    np.testing.assert_allclose(actual["mine", "mprt(seeds=1)"], actual["own", "mprt(seeds=1)"], atol=1e-4)
 
 
 def test_an_attribution_object_cannot_follow(model: vt.VisionModel, x: Tensor) -> None:
@@ -173,8 +173,8 @@ def test_an_attribution_object_cannot_follow(model: vt.VisionModel, x: Tensor) -
 
     with pytest.raises(vt.VitreousError, match="theirs knows its own model only, a metric asks about another"):
         table(model, x, {"theirs": Attribution()}, "mprt")
-    found = table(model, x, {"theirs": Attribution()}, "max_sensitivity(samples=2)")
-    assert np.isfinite(found["theirs", "max_sensitivity(samples=2)"]).all()
+    actual = table(model, x, {"theirs": Attribution()}, "max_sensitivity(samples=2)")
+    assert np.isfinite(actual["theirs", "max_sensitivity(samples=2)"]).all()
 
 
 def test_a_cascade_reuses_what_another_one_made() -> None:
@@ -191,7 +191,7 @@ def test_a_cascade_reuses_what_another_one_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("mprt(order=sideways)", "order='sideways' is not one of top_down, bottom_up, independent"),
         ("mprt(similarity=hog)", "similarity='hog' is not one of spearman"),
@@ -202,6 +202,6 @@ def test_a_cascade_reuses_what_another_one_made() -> None:
         ("random_logit(contrast=nobody)", "contrast='nobody' is not one of random, runner-up"),
     ],
 )
-def test_refused(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_refused(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         vt.get_metric(spec)

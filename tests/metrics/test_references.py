@@ -58,10 +58,10 @@ def by_importance(values: Tensor) -> list[tuple[int, int]]:
 
 def painted(image: Tensor, baseline: Tensor, where: list[tuple[int, int]]) -> Tensor:
     """The image with these pixels taken from the substrate."""
-    made = image.clone()
+    built = image.clone()
     for row, column in where:
-        made[:, row, column] = baseline[:, row, column]
-    return made
+        built[:, row, column] = baseline[:, row, column]
+    return built
 
 
 def trapezoid(x: list[float], y: list[float]) -> float:
@@ -72,10 +72,10 @@ def trapezoid(x: list[float], y: list[float]) -> float:
 
 
 def colour(value: float, model: vt.VisionModel, image: Tensor) -> Tensor:
-    made = torch.empty_like(image)
+    built = torch.empty_like(image)
     for channel in range(3):
-        made[channel] = (value - model.preprocess.mean[channel]) / model.preprocess.std[channel]
-    return made
+        built[channel] = (value - model.preprocess.mean[channel]) / model.preprocess.std[channel]
+    return built
 
 
 def blurred(image: Tensor, kernel: np.ndarray, border: str) -> Tensor:
@@ -83,12 +83,12 @@ def blurred(image: Tensor, kernel: np.ndarray, border: str) -> Tensor:
     mode: dict[str, Any] = {"mode": "reflect"} if border == "reflect" else {"mode": "constant"}
     array = image.double().numpy()
     padded = np.pad(array, ((0, 0), (reach, reach), (reach, reach)), **mode)
-    made = np.zeros_like(array)
+    built = np.zeros_like(array)
     for row in range(array.shape[1]):
         for column in range(array.shape[2]):
             window = padded[:, row : row + kernel.shape[0], column : column + kernel.shape[1]]
-            made[:, row, column] = (window * kernel).sum(axis=(1, 2))
-    return torch.from_numpy(made).to(image.dtype)
+            built[:, row, column] = (window * kernel).sum(axis=(1, 2))
+    return torch.from_numpy(built).to(image.dtype)
 
 
 def gaussian_blur(size: int, sigma: float) -> np.ndarray:
@@ -121,22 +121,22 @@ EXPECTED_BASELINES: dict[str, Callable[[vt.VisionModel, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", EXPECTED_BASELINES)
 def test_baselines(model: Any, inputs: Tensor, name: str) -> None:
     vision_model = vt.wrap(model)
-    found = BASELINES[name].make(inputs, vision_model.preprocess, 0).expand_as(inputs)
+    actual = BASELINES[name].make(inputs, vision_model.preprocess, 0).expand_as(inputs)
     expected = torch.stack([EXPECTED_BASELINES[name](vision_model, x) for x in inputs])
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=2e-6, rtol=1e-5)
 
 
 def test_uniform_baseline(model: Any, inputs: Tensor) -> None:
     uniform = BASELINES["uniform_norm"]
     assert uniform.random
     preprocess = vt.wrap(model).preprocess
-    found = uniform.make(inputs, preprocess, 0)
-    assert found.min() >= 0
-    assert found.max() < 1
-    assert abs(float(found.mean()) - 0.5) < 0.02
+    actual = uniform.make(inputs, preprocess, 0)
+    assert actual.min() >= 0
+    assert actual.max() < 1
+    assert abs(float(actual.mean()) - 0.5) < 0.02
     alone = uniform.make(inputs[2:3], preprocess, 0)
-    assert torch.equal(alone[0], found[2]), "noise depends on the neighbours"
-    assert not torch.equal(uniform.make(inputs, preprocess, 1), found)
+    assert torch.equal(alone[0], actual[2]), "noise depends on the neighbours"
+    assert not torch.equal(uniform.make(inputs, preprocess, 1), actual)
 
 
 # -- curves --------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def insertion_deletion(
     return [k / len(order) for k in counts], inserted, deleted
 
 
-def found(model: Any, inputs: Tensor, maps: Tensor, spec: str, **options: Any) -> np.ndarray:
+def actual(model: Any, inputs: Tensor, maps: Tensor, spec: str, **options: Any) -> np.ndarray:
     table = vt.evaluate(model, inputs, {"it": maps}, spec, labels=LABELS, controls=False, n_bootstrap=10, **options)
     return table["it", spec]
 
@@ -179,7 +179,7 @@ def found(model: Any, inputs: Tensor, maps: Tensor, spec: str, **options: Any) -
 def test_insertion_and_deletion(model: Any, inputs: Tensor, spec: str, insert: str | None, delete: str | None) -> None:
     maps = pixel_maps()
     steps = 7 if "steps=7" in spec else 28
-    scores = found(model, inputs, maps, spec)
+    scores = actual(model, inputs, maps, spec)
     for image, values, score in zip(inputs, maps, scores, strict=True):
         scored = best(probabilities(model, image))
         at, up, down = insertion_deletion(model, image, values, insert, delete, steps, scored)
@@ -190,7 +190,7 @@ def test_insertion_and_deletion(model: Any, inputs: Tensor, spec: str, insert: s
 def test_coiba(model: Any, inputs: Tensor) -> None:
     """The true class, deletion to black, insertion from the 51 pixel blur."""
     maps = pixel_maps()
-    scores = {name: found(model, inputs, maps, f"{name}@coiba") for name in ("insertion", "deletion", "insdel")}
+    scores = {name: actual(model, inputs, maps, f"{name}@coiba") for name in ("insertion", "deletion", "insdel")}
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         at, up, down = insertion_deletion(model, image, values, "blur_51", "black", 28, LABELS[i])
         assert scores["insertion"][i] == pytest.approx(trapezoid(at, up), abs=1e-5)
@@ -201,8 +201,8 @@ def test_coiba(model: Any, inputs: Tensor) -> None:
 def test_tis(model: Any, inputs: Tensor) -> None:
     """The mean of the points after each step, without the start, for any substrate, in the true class."""
     maps = pixel_maps()
-    spelled = "insdel@tis(steps=16, insertion_baseline=mean_scalar, deletion_baseline=mean_scalar)"
-    scores = found(model, inputs, maps, spelled)
+    text = "insdel@tis(steps=16, insertion_baseline=mean_scalar, deletion_baseline=mean_scalar)"
+    scores = actual(model, inputs, maps, text)
     assert vt.get_metric("deletion@tis").steps == 224
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         _, up, down = insertion_deletion(model, image, values, "mean_scalar", "mean_scalar", 16, LABELS[i])
@@ -223,23 +223,23 @@ def removal(model: Any, image: Tensor, values: Tensor, fractions: list[float], m
 @pytest.mark.parametrize("preset", ["", "@chefer"])
 def test_perturbation_accuracy(model: Any, inputs: Tensor, order: str, preset: str) -> None:
     maps = pixel_maps()
-    scores = found(model, inputs, maps, f"{order}_perturbation{preset}")
+    scores = actual(model, inputs, maps, f"{order}_perturbation{preset}")
     fractions = [j / 10 for j in range(10)] if preset else [j / 20 for j in range(21)]
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         curve = removal(model, image, values, fractions, order == "positive")
-        right = [float(best(each) == LABELS[i]) for each in curve]
+        right = [float(best(item) == LABELS[i]) for item in curve]
         assert scores[i] == pytest.approx(trapezoid(fractions, right), abs=1e-9)  # 0.9 wide for Chefer's grid
 
 
 def test_aopc_lodds_srg(model: Any, inputs: Tensor) -> None:
     maps = pixel_maps()
     names = ("aopc", "lodds", "srg", "aopc(include_zero=false)")
-    scores = {name: found(model, inputs, maps, name) for name in names}
+    scores = {name: actual(model, inputs, maps, name) for name in names}
     fractions = [j / 20 for j in range(21)]
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         scored = best(probabilities(model, image))
-        most = [each[scored] for each in removal(model, image, values, fractions, True)]
-        least = [each[scored] for each in removal(model, image, values, fractions, False)]
+        most = [item[scored] for item in removal(model, image, values, fractions, True)]
+        least = [item[scored] for item in removal(model, image, values, fractions, False)]
         drops = [most[0] - p for p in most]
         assert scores["aopc"][i] == pytest.approx(sum(drops) / 21, abs=1e-5)
         assert scores["aopc(include_zero=false)"][i] == pytest.approx(sum(drops) / 20, abs=1e-5)
@@ -251,7 +251,7 @@ def run_tokens(model: Any, image: Tensor, keep: list[int]) -> list[float]:
     """The blocks of timm's own model on a shorter sequence."""
     with torch.no_grad():
         tokens = model._pos_embed(model.patch_embed(image[None]))
-        tokens = tokens[:, [0, *(1 + each for each in keep)]]
+        tokens = tokens[:, [0, *(1 + item for item in keep)]]
         for block in model.blocks:
             tokens = block(tokens)
         logits = model.forward_head(model.norm(tokens))[0].tolist()
@@ -263,24 +263,24 @@ def run_tokens(model: Any, image: Tensor, keep: list[int]) -> list[float]:
 def test_token_removal(model: Any, inputs: Tensor, preset: str) -> None:
     maps = token_maps()
     names = ["token_deletion_accuracy", "token_insertion_accuracy", "token_deletion_aopc", "token_insertion_aopc"]
-    scores = {name: found(model, inputs, maps, name + preset) for name in names}
+    scores = {name: actual(model, inputs, maps, name + preset) for name in names}
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         order = sorted(range(16), key=lambda t: -float(values.flatten()[t]))
-        whole = probabilities(model, image)
-        scored = LABELS[i] if preset else best(whole)
-        deletion, insertion = [whole], []
+        full = probabilities(model, image)
+        scored = LABELS[i] if preset else best(full)
+        deletion, insertion = [full], []
         for ratio in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
             k = round(ratio * 16)
             deletion.append(run_tokens(model, image, sorted(order[k:])))
             insertion.append(run_tokens(model, image, sorted(order[:k])))
-        insertion.append(whole)
+        insertion.append(full)
         gone, there = [j / 10 for j in range(10)], [j / 10 for j in range(1, 11)]
 
         def accuracy(at: list[float], curve: list[list[float]], truth: int = LABELS[i]) -> float:
-            return trapezoid(at, [float(best(each) == truth) for each in curve]) / 0.9
+            return trapezoid(at, [float(best(item) == truth) for item in curve]) / 0.9
 
-        def aopc(at: list[float], curve: list[list[float]], whole: list = whole, scored: int = scored) -> float:
-            return trapezoid(at, [whole[scored] - each[scored] for each in curve]) / 0.9
+        def aopc(at: list[float], curve: list[list[float]], full: list = full, scored: int = scored) -> float:
+            return trapezoid(at, [full[scored] - item[scored] for item in curve]) / 0.9
 
         expected = [
             accuracy(gone, deletion), accuracy(there, insertion), aopc(gone, deletion), aopc(there, insertion)
@@ -298,27 +298,27 @@ def test_pixel_maps_are_summed_into_tokens(model: Any, inputs: Tensor) -> None:
         for column in range(32):
             coarse[:, row // 8, column // 8] += fine[:, row, column]
     name = "token_deletion_aopc"
-    np.testing.assert_allclose(found(model, inputs, fine, name), found(model, inputs, coarse, name), atol=1e-6)
+    np.testing.assert_allclose(actual(model, inputs, fine, name), actual(model, inputs, coarse, name), atol=1e-6)
 
 
-@pytest.mark.parametrize(("baseline", "how"), [("zero_norm", None), ("black", "relu"), ("zero_norm", "minmax")])
-def test_average_drop_increase_gain(model: Any, inputs: Tensor, baseline: str, how: str | None) -> None:
+@pytest.mark.parametrize(("baseline", "method"), [("zero_norm", None), ("black", "relu"), ("zero_norm", "minmax")])
+def test_average_drop_increase_gain(model: Any, inputs: Tensor, baseline: str, method: str | None) -> None:
     """The positive part of the map, or the map as it is, by its extremes to 0 .. 1; never its absolute value."""
     maps = torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(4))
     maps[1] += 10  # positive everywhere
     maps[2] -= 1  # mostly negative
-    more = "" if how is None else f", normalization={how}"
+    more = "" if method is None else f", normalization={method}"
     scores = {
-        name: found(model, inputs, maps, f"average_{name}(baseline={baseline}{more})")
+        name: actual(model, inputs, maps, f"average_{name}(baseline={baseline}{more})")
         for name in ("drop", "increase", "gain")
     }
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
-        size = values if how == "minmax" else values.clamp(min=0)
+        size = values if method == "minmax" else values.clamp(min=0)
         mask = (size - size.min()) / (size.max() - size.min())
         other = EXPECTED_BASELINES[baseline](vt.wrap(model), image)
         masked = probabilities(model, other + mask * (image - other))
-        whole = probabilities(model, image)
-        p, q = max(whole), masked[best(whole)]
+        full = probabilities(model, image)
+        p, q = max(full), masked[best(full)]
         assert scores["drop"][i] == pytest.approx(max(p - q, 0) / p, abs=1e-5)
         assert scores["increase"][i] == float(q > p)
         assert scores["gain"][i] == pytest.approx(max(q - p, 0) / (1 - p), abs=1e-5)
@@ -329,37 +329,37 @@ def test_the_positive_part_of_a_coarse_map_is_taken_before_it_is_enlarged(model:
     coarse = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(6))
     fine = torch.nn.functional.interpolate(coarse.clamp(min=0)[:, None], (32, 32), mode="bilinear")[:, 0]
     np.testing.assert_allclose(
-        found(model, inputs, coarse, "average_drop"), found(model, inputs, fine, "average_drop"), atol=5e-6
+        actual(model, inputs, coarse, "average_drop"), actual(model, inputs, fine, "average_drop"), atol=5e-6
     )
 
 
 def test_a_map_that_is_positive_nowhere_leaves_the_bare_substrate(model: Any, inputs: Tensor) -> None:
     maps = -torch.rand(4, 32, 32, generator=torch.Generator().manual_seed(5))
     constant = torch.ones(4, 32, 32)
-    drop = found(model, inputs, maps, "average_drop")
-    np.testing.assert_array_equal(drop, found(model, inputs, constant, "average_drop"))
-    assert (drop != found(model, inputs, maps, "average_drop(normalization=minmax)")).any()
+    drop = actual(model, inputs, maps, "average_drop")
+    np.testing.assert_array_equal(drop, actual(model, inputs, constant, "average_drop"))
+    assert (drop != actual(model, inputs, maps, "average_drop(normalization=minmax)")).any()
 
 
 def test_coarse_maps_are_interpolated(model: Any, inputs: Tensor) -> None:
     """Bilinear with half-pixel centres, as torch has it; nearest takes a patch away whole, in reading order."""
     maps = token_maps()
     fine = torch.nn.functional.interpolate(maps[:, None], size=(32, 32), mode="bilinear", align_corners=False)[:, 0]
-    np.testing.assert_array_equal(found(model, inputs, maps, "deletion"), found(model, inputs, fine, "deletion"))
+    np.testing.assert_array_equal(actual(model, inputs, maps, "deletion"), actual(model, inputs, fine, "deletion"))
 
     patchwise = torch.zeros(4, 32, 32)
     for row in range(32):
         for column in range(32):
             inside = (row % 8) * 8 + column % 8
             patchwise[:, row, column] = maps[:, row // 8, column // 8] * 64 + 63 - inside
-    nearest = found(model, inputs, maps, "deletion", interpolation="nearest")
-    np.testing.assert_array_equal(nearest, found(model, inputs, patchwise, "deletion"))
+    nearest = actual(model, inputs, maps, "deletion", interpolation="nearest")
+    np.testing.assert_array_equal(nearest, actual(model, inputs, patchwise, "deletion"))
 
 
 def test_restricted_softmax(model: Any, inputs: Tensor) -> None:
     """Only the named classes compete; the others have no probability."""
     maps, few = pixel_maps(), [0, 1, 3, 4]
-    scores = found(model, inputs, maps, "deletion(steps=4, score_class=label)", class_subset=few)
+    scores = actual(model, inputs, maps, "deletion(steps=4, score_class=label)", class_subset=few)
     for i, (image, values) in enumerate(zip(inputs, maps, strict=True)):
         at, curve, order = [], [], by_importance(values)
         for j in range(5):

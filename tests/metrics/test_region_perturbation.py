@@ -46,13 +46,13 @@ def squares(values: Tensor, side: int) -> list[tuple[int, int]]:
 def curve_without(model: Any, image: Tensor, order: list[tuple[int, int]], side: int, counts: list[int]) -> list[float]:
     with torch.no_grad():
         scored = int(model(image[None]).argmax())
-    found = []
+    actual = []
     for count in counts:
-        made = image.clone()
+        built = image.clone()
         for r, c in order[:count]:
-            made[:, r : r + side, c : c + side] = image.mean(dim=(1, 2))[:, None, None]
-        found.append(probability(model, made, scored))
-    return found
+            built[:, r : r + side, c : c + side] = image.mean(dim=(1, 2))[:, None, None]
+        actual.append(probability(model, built, scored))
+    return actual
 
 
 def scores(model: Any, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
@@ -62,10 +62,10 @@ def scores(model: Any, x: Tensor, maps: Any, name: str, **options: Any) -> np.nd
 @pytest.mark.parametrize("side", [4, 8, 16])
 @pytest.mark.parametrize("order", ["morf", "lerf"])
 def test_region_perturbation(model: Any, x: Tensor, maps: Tensor, side: int, order: str) -> None:
-    found = scores(model, x, maps, f"region_perturbation(region={side}, steps=4, order={order})")
+    actual = scores(model, x, maps, f"region_perturbation(region={side}, steps=4, order={order})")
     regions = (32 // side) ** 2
     counts = [0, regions // 4, regions // 2, 3 * regions // 4, regions]
-    for image, values, score in zip(x, maps, found, strict=True):
+    for image, values, score in zip(x, maps, actual, strict=True):
         ranked = squares(values if order == "morf" else -values, side)
         curve = curve_without(model, image, ranked, side, counts)
         assert score == pytest.approx(sum(curve[0] - p for p in curve) / 5, abs=1e-5)
@@ -73,9 +73,9 @@ def test_region_perturbation(model: Any, x: Tensor, maps: Tensor, side: int, ord
 
 def test_selectivity(model: Any, x: Tensor, maps: Tensor) -> None:
     """Steps that do not divide the number of squares: the last one is shorter, and so is its trapezoid."""
-    found = scores(model, x, maps, "selectivity(steps=3)")
+    actual = scores(model, x, maps, "selectivity(steps=3)")
     counts = [0, 6, 12, 16]
-    for image, values, score in zip(x, maps, found, strict=True):
+    for image, values, score in zip(x, maps, actual, strict=True):
         curve = curve_without(model, image, squares(values, 8), 8, counts)
         expected = sum((counts[j + 1] - counts[j]) / 16 * (curve[j] + curve[j + 1]) / 2 for j in range(3))
         assert score == pytest.approx(expected, abs=1e-5)
@@ -99,12 +99,12 @@ def test_random_order(model: Any, x: Tensor, maps: Tensor) -> None:
 
 def test_a_map_on_just_these_cells_is_taken_as_it_is(model: Any, x: Tensor) -> None:
     coarse = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1))
-    whole = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
+    full = coarse.repeat_interleave(8, dim=1).repeat_interleave(8, dim=2)
     name = "region_perturbation(steps=5)"
-    np.testing.assert_array_equal(scores(model, x, coarse, name), scores(model, x, whole, name))
+    np.testing.assert_array_equal(scores(model, x, coarse, name), scores(model, x, full, name))
     other = "region_perturbation(region=16, steps=4)"
-    wide = scores(model, x, coarse, other, interpolation="nearest")
-    np.testing.assert_array_equal(wide, scores(model, x, whole, other))
+    broad = scores(model, x, coarse, other, interpolation="nearest")
+    np.testing.assert_array_equal(broad, scores(model, x, full, other))
 
 
 def test_ranks_of_squares() -> None:
@@ -116,8 +116,8 @@ def test_ranks_of_squares() -> None:
 
 
 def test_the_states_can_be_looked_at(model: Any, x: Tensor, maps: Tensor) -> None:
-    made = perturbed(vt.wrap(model), x, maps, RankedRemoval.deletion("zero_norm", [64 * 5], "region:8"))[:, 0]
-    gone = (made == 0).all(dim=1).view(3, 4, 8, 4, 8).float().mean(dim=(2, 4))
+    built = perturbed(vt.wrap(model), x, maps, RankedRemoval.deletion("zero_norm", [64 * 5], "region:8"))[:, 0]
+    gone = (built == 0).all(dim=1).view(3, 4, 8, 4, 8).float().mean(dim=(2, 4))
     assert ((gone == 0) | (gone == 1)).all()
     assert (gone.sum(dim=(1, 2)) == 5).all()
 
@@ -133,8 +133,8 @@ def test_regions_that_do_not_fit(model: Any, x: Tensor, maps: Tensor) -> None:
 
 
 def test_monotonicity(model: Any, x: Tensor, maps: Tensor) -> None:
-    found = scores(model, x, maps, "monotonicity(steps=8, baseline=zero_norm)")
-    for image, values, score in zip(x, maps, found, strict=True):
+    actual = scores(model, x, maps, "monotonicity(steps=8, baseline=zero_norm)")
+    for image, values, score in zip(x, maps, actual, strict=True):
         with torch.no_grad():
             scored = int(model(image[None]).argmax())
         order, curve = values.flatten().argsort(descending=True), []

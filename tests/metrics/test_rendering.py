@@ -74,7 +74,7 @@ def ask(model: vt.VisionModel, x: Tensor, maps: Any, *needs: RenderedStates, **o
 
 
 def drawers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name.startswith("vitreous-draw")]
+    return [item for item in threading.enumerate() if item.name.startswith("vitreous-draw")]
 
 
 def gone(patience: float = 5) -> bool:
@@ -89,7 +89,7 @@ def scored(model: vt.VisionModel, x: Tensor, pictures: np.ndarray) -> np.ndarray
     with torch.no_grad():
         best = model.module(x).argmax(dim=1)
         inputs = torch.from_numpy(pictures.astype(np.float32)).permute(0, 1, 4, 2, 3) / 255
-        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+        mean, std = (torch.tensor(item).view(3, 1, 1) for item in (model.preprocess.mean, model.preprocess.std))
         logs = [
             model.module((input_ - mean) / std).log_softmax(1)[:, c] for input_, c in zip(inputs, best, strict=True)
         ]
@@ -109,20 +109,20 @@ def test_each_state_is_what_was_drawn_for_it(
         for image, values, key in zip(x, maps, keys, strict=True)
     ]
     np.testing.assert_array_equal(answers.numbers(need), np.stack([numbers for _, numbers in expected]))
-    told = answers.log_probability(need)
-    np.testing.assert_allclose(told, scored(model, x, np.stack([p for p, _ in expected])), atol=1e-5)
+    printed = answers.log_probability(need)
+    np.testing.assert_allclose(printed, scored(model, x, np.stack([p for p, _ in expected])), atol=1e-5)
     assert gone(), "threads are left when all is done"
 
 
 def test_the_number_of_threads_changes_nothing(
     model: vt.VisionModel, x: Tensor, maps: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need, found = RenderedStates(Dimmed(slow=True), 2), []
+    need, actual = RenderedStates(Dimmed(slow=True), 2), []
     for threads in (1, 3):
         monkeypatch.setattr("os.sched_getaffinity", lambda pid, threads=threads: set(range(threads)), raising=False)
         answers = ask(model, x, maps, need)
-        found.append((answers.log_probability(need), answers.numbers(need)))
-    for one, other in zip(*found, strict=True):
+        actual.append((answers.log_probability(need), answers.numbers(need)))
+    for one, other in zip(*actual, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -131,13 +131,13 @@ def test_maps_left_out_are_not_drawn(model: vt.VisionModel, x: Tensor, maps: Ten
     sick[3, 0, 0] = float("nan")
     need = RenderedStates(Dimmed(), 2)
     answers = ask(model, x, sick, need)
-    facts, told = answers.numbers(need), answers.log_probability(need)
-    whole = ask(model, x, maps, need)
+    facts, printed = answers.numbers(need), answers.log_probability(need)
+    full = ask(model, x, maps, need)
     assert np.isnan(facts[3]).all()
-    assert np.isnan(told[3]).all()
+    assert np.isnan(printed[3]).all()
     others = np.arange(12) != 3
-    np.testing.assert_array_equal(facts[others], whole.numbers(need)[others])
-    np.testing.assert_allclose(told[others], whole.log_probability(need)[others], atol=1e-5)
+    np.testing.assert_array_equal(facts[others], full.numbers(need)[others])
+    np.testing.assert_allclose(printed[others], full.log_probability(need)[others], atol=1e-5)
 
 
 def test_an_error_in_a_thread_reaches_the_caller(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:

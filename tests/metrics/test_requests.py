@@ -58,8 +58,8 @@ def logs(model: vt.VisionModel, x: Tensor, changed: Tensor) -> np.ndarray:
     """The log-probability of the predicted class of each image in its changed versions ``[B, J, 3, H, W]``."""
     with torch.no_grad():
         best = model.module(x).argmax(dim=1)
-        each = [model.module(some).log_softmax(dim=1)[:, c] for some, c in zip(changed, best, strict=True)]
-    return torch.stack(each).numpy()
+        item = [model.module(subset).log_softmax(dim=1)[:, c] for subset, c in zip(changed, best, strict=True)]
+    return torch.stack(item).numpy()
 
 
 def test_images_are_32_wide(x: Tensor) -> None:
@@ -73,30 +73,30 @@ def test_rank_bands(model: vt.VisionModel, x: Tensor, maps: Tensor, keep: bool) 
     spans = tuple(pairwise(edges))
     need = RankedRemoval("pixel", "zero_norm", True, spans) if keep else RankedRemoval.bands("zero_norm", edges)
     ranks = pixel_ranks(maps, (32, 32), "bilinear", "random", 0)
-    inside = torch.stack([(ranks >= low) & (ranks < high) for low, high in spans], dim=1)  # [B, J, 1, H, W]
+    inside = torch.stack([(ranks >= low) & (ranks < upper) for low, upper in spans], dim=1)  # [B, J, 1, H, W]
     inside = inside.reshape(5, 4, 1, 32, 32)
     changed = torch.where(inside if keep else ~inside, x[:, None], torch.zeros(()))
-    found = ask(model, x, maps, need).log_probability(need)
-    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
+    actual = ask(model, x, maps, need).log_probability(need)
+    np.testing.assert_allclose(actual, logs(model, x, changed), atol=1e-5)
 
 
 def test_bands_of_tokens(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     need = RankedRemoval.bands("drop", [0, 5, 11, 16], unit="token")
-    found = ask(model, x, maps, need).log_probability(need)
+    actual = ask(model, x, maps, need).log_probability(need)
     order = maps.flatten(1).argsort(dim=1, descending=True)
     expected = np.empty((5, 3))
     with torch.no_grad():
         best = model.logits(x).argmax(dim=1)
         for image in range(5):
             tokens = model.embed(x[image : image + 1])
-            for state, (low, high) in enumerate([(0, 5), (5, 11), (11, 16)]):
-                keep = torch.cat([order[image, :low], order[image, high:]]).sort().values
-                some = torch.cat(
+            for state, (low, upper) in enumerate([(0, 5), (5, 11), (11, 16)]):
+                keep = torch.cat([order[image, :low], order[image, upper:]]).sort().values
+                subset = torch.cat(
                     [tokens[:, : model.num_prefix_tokens], tokens[:, keep + model.num_prefix_tokens]], dim=1
                 )
-                logits = model.forward_head(model.forward_blocks(some, keep=keep[None]))
+                logits = model.forward_head(model.forward_blocks(subset, keep=keep[None]))
                 expected[image, state] = logits.log_softmax(dim=1)[0, best[image]]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_random_orders_are_of_the_image_and_shared_by_all_methods(
@@ -104,19 +104,19 @@ def test_random_orders_are_of_the_image_and_shared_by_all_methods(
 ) -> None:
     need = RankedRemoval.deletion("zero_norm", [0, 300, 700, SIZE], by="random")
     answers = ask(model, x, maps, need)
-    found = answers.log_probability(need)
+    actual = answers.log_probability(need)
     key = PRNGKey.of_images(0, "order", x).uniform(32, 32)
     ranks = pixel_ranks(key, (32, 32), "bilinear", "random", 0).reshape(5, 1, 1, 32, 32)
     counts = torch.tensor([0, 300, 700, SIZE]).view(1, 4, 1, 1, 1)
     changed = torch.where(ranks < counts, torch.zeros(()), x[:, None])
-    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
+    np.testing.assert_allclose(actual, logs(model, x, changed), atol=1e-5)
     turned = ask(model, x.flip(0), maps, need).log_probability(need)
-    np.testing.assert_allclose(turned[::-1], found, atol=1e-5)
+    np.testing.assert_allclose(turned[::-1], actual, atol=1e-5)
     other = ask(model, x, maps, need, seed=1).log_probability(need)
-    assert not np.allclose(other, found)
+    assert not np.allclose(other, actual)
 
-    def states(hows: dict[str, Tensor]) -> int:
-        table = vt.evaluate(model, x, hows, [Probe(asked=[need])], controls=False, n_bootstrap=1)
+    def states(methods: dict[str, Tensor]) -> int:
+        table = vt.evaluate(model, x, methods, [Probe(asked=[need])], controls=False, n_bootstrap=1)
         return int(table.plan["states"])
 
     assert states({"a": maps}) == states({"a": maps, "b": -maps}), "a further method costs no forward"
@@ -130,7 +130,7 @@ def test_given_masks(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     assert hash(need) == hash(Masks("black", GivenMasks.of(cells), 4))
     answers = ask(model, x, maps, need)
     gone = cells.repeat_interleave(16, dim=1).repeat_interleave(16, dim=2)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+    mean, std = (torch.tensor(item).view(3, 1, 1) for item in (model.preprocess.mean, model.preprocess.std))
     changed = torch.where(gone[None, :, None], -mean / std, x[:, None])
     np.testing.assert_allclose(answers.log_probability(need), logs(model, x, changed), atol=1e-5)
     assert answers.masks(need).shape == (5, 4, 2, 2)
@@ -145,8 +145,8 @@ def test_random_masks(model: vt.VisionModel, x: Tensor, maps: Tensor, unit: str)
     gone = answers.masks(need)
     assert gone.shape == (5, 6, 4, 4)
     assert (gone.sum(axis=(2, 3)) == 4).all(), "a quarter of 16 cells"
-    assert len({each.tobytes() for each in gone.reshape(30, 16)}) > 25, "each image has its own"
-    found = answers.log_probability(need)
+    assert len({item.tobytes() for item in gone.reshape(30, 16)}) > 25, "each image has its own"
+    actual = answers.log_probability(need)
     if unit == "pixel":
         big = torch.from_numpy(gone).repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
         expected = logs(model, x, torch.where(big[:, :, None], torch.zeros(()), x[:, None]))
@@ -158,12 +158,12 @@ def test_random_masks(model: vt.VisionModel, x: Tensor, maps: Tensor, unit: str)
                 tokens = model.embed(x[image : image + 1])
                 for state in range(6):
                     keep = torch.from_numpy(~gone[image, state].reshape(-1)).nonzero().flatten()
-                    some = torch.cat(
+                    subset = torch.cat(
                         [tokens[:, : model.num_prefix_tokens], tokens[:, keep + model.num_prefix_tokens]], dim=1
                     )
-                    log = model.forward_head(model.forward_blocks(some, keep=keep[None])).log_softmax(dim=1)
+                    log = model.forward_head(model.forward_blocks(subset, keep=keep[None])).log_softmax(dim=1)
                     expected[image, state] = log[0, best[image]]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
     again = ask(model, x[2:4], maps[2:4], need)
     assert (again.masks(need) == gone[2:4]).all(), "whatever stands beside them"
 
@@ -181,21 +181,21 @@ def mosaic(images: Tensor, preprocess: Any, draws: PRNGKey) -> Tensor:
 @pytest.mark.parametrize(("make", "count"), [(noisy, 3), (mosaic, 1)])
 def test_other_images(model: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, count: int) -> None:
     need = Images("other", make, count)
-    found = ask(model, x, maps, need).log_probability(need)
+    actual = ask(model, x, maps, need).log_probability(need)
     changed = make(x, model.preprocess, PRNGKey.of_images(0, "images other", x))
-    assert found.shape == (5, count)
-    np.testing.assert_allclose(found, logs(model, x, changed), atol=1e-5)
+    assert actual.shape == (5, count)
+    np.testing.assert_allclose(actual, logs(model, x, changed), atol=1e-5)
 
 
 def test_maps_made_again_of_other_images(model: vt.VisionModel, x: Tensor) -> None:
     need = Reattribution(images=Images("other", noisy, 3))
-    found = ask(model, x, "ixg", need).reattributions(need)
+    actual = ask(model, x, "ixg", need).reattributions(need)
     changed = noisy(x, model.preprocess, PRNGKey.of_images(0, "images other", x))
     with torch.no_grad():
         best = model.logits(x).argmax(dim=1)
     for image in range(5):
         alone = vt.get_method("ixg").attribute(model, changed[image], target=[int(best[image])] * 3)
-        np.testing.assert_allclose(found[image], alone, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(actual[image], alone, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", ["ixg", "callable"])
@@ -203,14 +203,14 @@ def test_maps_made_again_under_another_model_class_and_seed(model: vt.VisionMode
     def gradient(module: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
         logits = module(inputs)
-        (found,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), inputs)
-        return (found * inputs).sum(dim=1)
+        (actual,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), inputs)
+        return (actual * inputs).sum(dim=1)
 
-    how = gradient if spec == "callable" else "smooth(ixg, samples=2)"
+    method = gradient if spec == "callable" else "smooth(ixg, samples=2)"
     head = Reattribution(under=partial(_shuffled, seed=1))
     rival, seeded = Reattribution(target="runner-up"), Reattribution(seed=5)
     needs = [rival, seeded] if spec == "callable" else [head, rival, seeded]
-    answers = ask(model, x, how, *needs)
+    answers = ask(model, x, method, *needs)
     mine = answers.raw_maps
     with torch.no_grad():
         ranked = model.logits(x).argsort(dim=1, descending=True)
@@ -225,7 +225,7 @@ def test_maps_made_again_under_another_model_class_and_seed(model: vt.VisionMode
         seeded: (model, ranked[:, 0], 5),
     }
     for need, (seen, classes, seed) in ways.items():
-        alone = vt.get_method(how).attribute(seen, x, target=classes.tolist(), seed=seed).numpy()
+        alone = vt.get_method(method).attribute(seen, x, target=classes.tolist(), seed=seed).numpy()
         np.testing.assert_allclose(answers.reattributions(need)[:, 0], alone, rtol=1e-3, atol=1e-6)
         assert not np.allclose(alone, mine, rtol=1e-3)
 
@@ -259,21 +259,21 @@ def test_the_maps_themselves(model: vt.VisionModel, x: Tensor, maps: Tensor) -> 
 
 def test_truth(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     masks = np.random.default_rng(0).random((5, 32, 32)) > 0.5
-    for given in (list(masks), {f"input-{i}": vt.Annotation(each) for i, each in enumerate(masks)}):
-        found = ask(model, x, maps, AnnotationRequest("mask"), annotations=given).annotations
-        assert all((each.mask == mask).all() for each, mask in zip(found, masks, strict=True))
+    for argument in (list(masks), {f"input-{i}": vt.Annotation(item) for i, item in enumerate(masks)}):
+        actual = ask(model, x, maps, AnnotationRequest("mask"), annotations=argument).annotations
+        assert all((item.mask == mask).all() for item, mask in zip(actual, masks, strict=True))
     boxed = ask(
         model, x, maps, AnnotationRequest("boxes"), annotations=lambda p: vt.Annotation(boxes=((0, 0, 1, len(p.name)),))
     )
     assert boxed.annotations[0].boxes == ((0, 0, 1, 7),)
     parts = ask(
-        model, x, maps, AnnotationRequest("parts"), annotations=[vt.Annotation(parts={"wing": each}) for each in masks]
+        model, x, maps, AnnotationRequest("parts"), annotations=[vt.Annotation(parts={"wing": item}) for item in masks]
     )
     assert (parts.annotations[3].parts["wing"] == masks[3]).all()
 
 
 @pytest.mark.parametrize(
-    ("truth", "said"),
+    ("truth", "message"),
     [
         (None, "needs the mask of input-0: give truth"),
         ([vt.Annotation(boxes=((0, 0, 1, 1),))] * 5, "needs the mask of input-0"),
@@ -283,8 +283,8 @@ def test_truth(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
         ([np.ones((32, 32))] * 4, "needs the mask of input-4"),
     ],
 )
-def test_bad_truth(model: vt.VisionModel, x: Tensor, maps: Tensor, truth: Any, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_truth(model: vt.VisionModel, x: Tensor, maps: Tensor, truth: Any, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         ask(model, x, maps, AnnotationRequest("mask"), annotations=truth)
 
 
@@ -321,22 +321,22 @@ def test_truth_of_a_photograph_follows_it_into_the_model(model: vt.VisionModel, 
 )
 def test_states_can_be_had_as_images(model: vt.VisionModel, x: Tensor, maps: Tensor, need: Any) -> None:
     """What they show is what was run."""
-    found = perturbed(model, x, maps, need)
-    assert found.shape == (5, len(need.spans), 3, 32, 32)
-    told = ask(model, x, maps, need).log_probability(need)
-    np.testing.assert_allclose(logs(model, x, found), told, atol=1e-5)
+    actual = perturbed(model, x, maps, need)
+    assert actual.shape == (5, len(need.spans), 3, 32, 32)
+    printed = ask(model, x, maps, need).log_probability(need)
+    np.testing.assert_allclose(logs(model, x, actual), printed, atol=1e-5)
 
 
 def test_removed_tokens_turn_grey_in_images(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
-    found = perturbed(model, x, maps, RankedRemoval.insertion("drop", [3], unit="token"))[:, 0]
-    grey = (found == 0).all(dim=1).view(5, 4, 8, 4, 8).float().mean(dim=(2, 4))
+    actual = perturbed(model, x, maps, RankedRemoval.insertion("drop", [3], unit="token"))[:, 0]
+    grey = (actual == 0).all(dim=1).view(5, 4, 8, 4, 8).float().mean(dim=(2, 4))
     top = maps.flatten(1).argsort(dim=1, descending=True)[:, :3]
     expected = torch.ones(5, 16).scatter(1, top, 0.0).view(5, 4, 4)
     torch.testing.assert_close(grey, expected)
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: RankedRemoval.deletion("black", [1], by="luck"), "'luck'"),
         (lambda: RankedRemoval.deletion("black", [SIZE + 1]), "outside 0..1024"),
@@ -344,6 +344,6 @@ def test_removed_tokens_turn_grey_in_images(model: vt.VisionModel, x: Tensor, ma
         (lambda: RankedRemoval.insertion("drop", [0], unit="token"), "without any token"),
     ],
 )
-def test_bad_needs(model: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_needs(model: vt.VisionModel, x: Tensor, maps: Tensor, make: Any, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         ask(model, x, maps, make())

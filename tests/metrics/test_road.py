@@ -32,7 +32,7 @@ def ranked_maps() -> Tensor:
     return torch.stack(orders).float().view(2, 32, 32)
 
 
-def found(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) -> vt.ScoreTable:
+def actual(model: Any, inputs: Tensor, maps: Any, *names: str, **options: Any) -> vt.ScoreTable:
     options.setdefault("labels", LABELS)
     return vt.evaluate(model, inputs, {"it": maps}, list(names), controls=False, n_bootstrap=5, **options)
 
@@ -57,12 +57,12 @@ def logits_without(model: Any, inputs: Tensor, maps: Tensor, steps: int) -> list
 def test_both_orders_and_their_difference(model: Any, inputs: Tensor, preset: str) -> None:
     maps = ranked_maps()
     names = [f"road_morf{preset}", f"road_lerf{preset}", f"road{preset}"]
-    table = found(model, inputs, maps, *names)
+    table = actual(model, inputs, maps, *names)
     most, least = logits_without(model, inputs, maps, 5), logits_without(model, inputs, -maps, 5)
     for i, image in enumerate(inputs):
         with torch.no_grad():
             scored = LABELS[i] if preset else int(model(image[None]).argmax())
-        morf, lerf = (float(np.mean([float(each.softmax(0)[scored]) for each in curve[i]])) for curve in (most, least))
+        morf, lerf = (float(np.mean([float(item.softmax(0)[scored]) for item in curve[i]])) for curve in (most, least))
         assert table["it", names[0]][i] == pytest.approx(morf, abs=1e-3)
         assert table["it", names[1]][i] == pytest.approx(lerf, abs=1e-3)
         assert table["it", names[2]][i] == pytest.approx(lerf - morf, abs=1e-3)
@@ -71,8 +71,8 @@ def test_both_orders_and_their_difference(model: Any, inputs: Tensor, preset: st
 def test_accuracy(model: Any, inputs: Tensor) -> None:
     """Against the true class, from 10 to 90 %, as the authors recommend."""
     maps = ranked_maps()
-    table = found(model, inputs, maps, "road_morf@rong", "road_lerf@rong", "road@coiba(by=accuracy)")
-    right = [[[int(each.argmax()) == LABELS[i] for each in curve] for i, curve in enumerate(logits_without(
+    table = actual(model, inputs, maps, "road_morf@rong", "road_lerf@rong", "road@coiba(by=accuracy)")
+    right = [[[int(item.argmax()) == LABELS[i] for item in curve] for i, curve in enumerate(logits_without(
         model, inputs, sign * maps, 10))] for sign in (1, -1)]  # fmt: skip
     np.testing.assert_allclose(table["it", "road_morf@rong"], np.mean(right[0], axis=1))
     np.testing.assert_allclose(table["it", "road_lerf@rong"], np.mean(right[1], axis=1))
@@ -104,7 +104,7 @@ def test_ties_are_no_trouble(model: Any, inputs: Tensor, kind: str) -> None:
         maps += 0.3
     elif kind == "two values":
         maps[:, :5] = -1
-    table = found(model, inputs, maps, "road_morf", "road_lerf", "road")
+    table = actual(model, inputs, maps, "road_morf", "road_lerf", "road")
     for name in table.metrics:
         assert np.isfinite(table["it", name]).all()
     assert (np.abs(table["it", "road"]) <= 1).all()
@@ -116,22 +116,22 @@ def test_labels_are_needed_for_accuracy_only(model: Any, inputs: Tensor) -> None
     assert vt.get_metric("road_morf@rong").needs_labels
     assert vt.get_metric("road@coiba").needs_labels, "it explains the label"
     with pytest.raises(vt.VitreousError, match="needs the true classes"):
-        found(model, inputs, ranked_maps(), "road@rong", labels=None)
+        actual(model, inputs, ranked_maps(), "road@rong", labels=None)
 
 
 def test_directions_states_and_names(model: Any, inputs: Tensor) -> None:
     assert not vt.get_metric("road_morf").higher_is_better
     assert vt.get_metric("road_lerf").higher_is_better
     assert vt.get_metric("delta_road") == vt.get_metric("road")
-    both = found(model, inputs, ranked_maps(), "road_morf", "road_lerf").plan["states"]
+    both = actual(model, inputs, ranked_maps(), "road_morf", "road_lerf").plan["states"]
     assert both == 2 * (8 + 1)
-    assert found(model, inputs, ranked_maps(), "road", "road(by=accuracy)", "road_morf").plan["states"] == both
+    assert actual(model, inputs, ranked_maps(), "road", "road(by=accuracy)", "road_morf").plan["states"] == both
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [("steps=1", "steps=1 must be at least 2"), ("by=luck", "by='luck' is not one of probability, accuracy")],
 )
-def test_bad_parameters(wrong: str, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_parameters(wrong: str, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         vt.get_metric(f"road({wrong})")

@@ -30,8 +30,8 @@ def x(model: vt.VisionModel) -> Tensor:
     return images(model, 3)
 
 
-def score(model: vt.VisionModel, x: Tensor, how: Any, metric: str, **options: Any) -> np.ndarray:
-    table = vt.evaluate(model, x, {"it": how}, metric, controls=False, n_bootstrap=2, **options)
+def score(model: vt.VisionModel, x: Tensor, method: Any, metric: str, **options: Any) -> np.ndarray:
+    table = vt.evaluate(model, x, {"it": method}, metric, controls=False, n_bootstrap=2, **options)
     return table["it", metric]
 
 
@@ -44,11 +44,11 @@ def maps_of(model: vt.VisionModel, x: Tensor, changed: Tensor) -> tuple[np.ndarr
     """The maps of the images and of their copies, all explained for the predicted class of the image."""
     best = model.logits(x).argmax(dim=1).tolist()
     own = vt.get_method("ixg").attribute(model, x, target=best).double().numpy()
-    each = [
+    entry = [
         vt.get_method("ixg").attribute(model, changed[image], target=[best[image]] * changed.shape[1]).double().numpy()
         for image in range(len(x))
     ]
-    return own, np.stack(each)
+    return own, np.stack(entry)
 
 
 def captum(own: np.ndarray, copies: np.ndarray) -> list[float]:
@@ -68,14 +68,14 @@ def test_noise_is_uniform_in_its_ball(x: Tensor) -> None:
 def test_sensitivity(model: vt.VisionModel, x: Tensor, metric: str, reduce: Any) -> None:
     own, copies = maps_of(model, x, noisy(x, 0.1))
     expected = [reduce(captum(a, b)) for a, b in zip(own, copies, strict=True)]
-    found = score(model, x, "ixg", f"{metric}(samples=4, radius=0.1)")
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    actual = score(model, x, "ixg", f"{metric}(samples=4, radius=0.1)")
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
     standard = [
-        reduce(captum(stats.zscore(a, axis=None), np.stack([stats.zscore(each, axis=None) for each in b])))
+        reduce(captum(stats.zscore(a, axis=None), np.stack([stats.zscore(entry, axis=None) for entry in b])))
         for a, b in zip(own, copies, strict=True)
     ]
-    found = score(model, x, "ixg", f"{metric}(samples=4, radius=0.1, standardise=true)")
-    np.testing.assert_allclose(found, standard, rtol=1e-4)
+    actual = score(model, x, "ixg", f"{metric}(samples=4, radius=0.1, standardise=true)")
+    np.testing.assert_allclose(actual, standard, rtol=1e-4)
 
 
 def test_the_defaults_and_presets_are_those_of_the_papers() -> None:
@@ -92,20 +92,20 @@ class Moved:
 
     def __call__(self, model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
         inputs.requires_grad_()
-        (found,) = torch.autograd.grad(model(inputs).gather(1, classes[:, None]).sum(), inputs)
-        return self.scale * (found * inputs).sum(dim=1) + self.shift
+        (actual,) = torch.autograd.grad(model(inputs).gather(1, classes[:, None]).sum(), inputs)
+        return self.scale * (actual * inputs).sum(dim=1) + self.shift
 
 
 def test_scale_does_not_matter_but_offsets_do(model: vt.VisionModel, x: Tensor) -> None:
     x = x[:2]
     for metric in ("max_sensitivity", "average_sensitivity", "rank_sensitivity"):
-        plain = score(model, x, Moved(), f"{metric}(samples=2)")
-        np.testing.assert_allclose(score(model, x, Moved(7), f"{metric}(samples=2)"), plain, rtol=1e-4, atol=1e-6)
+        simple = score(model, x, Moved(), f"{metric}(samples=2)")
+        np.testing.assert_allclose(score(model, x, Moved(7), f"{metric}(samples=2)"), simple, rtol=1e-4, atol=1e-6)
         shifted = score(model, x, Moved(shift=3), f"{metric}(samples=2)")
         if metric == "rank_sensitivity":
-            np.testing.assert_allclose(shifted, plain, atol=1e-4)
+            np.testing.assert_allclose(shifted, simple, atol=1e-4)
         else:
-            assert (shifted < plain / 2).all(), "an offset looks like stability"
+            assert (shifted < simple / 2).all(), "an offset looks like stability"
             label = f"{metric}(samples=2, standardise=true)"
             np.testing.assert_allclose(
                 score(model, x, Moved(shift=3), label), score(model, x, Moved(), label), rtol=1e-3
@@ -115,7 +115,7 @@ def test_scale_does_not_matter_but_offsets_do(model: vt.VisionModel, x: Tensor) 
 def test_rank_sensitivity(model: vt.VisionModel, x: Tensor) -> None:
     own, copies = maps_of(model, x, noisy(x, 0.1))
     expected = [
-        1 - np.mean([stats.spearmanr(a.ravel(), each.ravel()).statistic for each in b])
+        1 - np.mean([stats.spearmanr(a.ravel(), entry.ravel()).statistic for entry in b])
         for a, b in zip(own, copies, strict=True)
     ]
     np.testing.assert_allclose(score(model, x, "ixg", "rank_sensitivity(samples=4, radius=0.1)"), expected, atol=1e-6)
@@ -144,7 +144,7 @@ def change(kind: str, model: vt.VisionModel, own: Tensor, copy: Tensor) -> float
         return float((model.logits(copy) - model.logits(own)).norm())
     else:
         with torch.no_grad():
-            one, other = (model.forward_blocks(model.embed(each)) for each in (own, copy))
+            one, other = (model.forward_blocks(model.embed(entry)) for entry in (own, copy))
     return float(((other - one) / one).norm())
 
 
@@ -154,7 +154,7 @@ def test_relative_stability(model: vt.VisionModel, x: Tensor, kind: str, radius:
     x = images(model, 6)
     changed, best = noisy(x, radius), model.logits(x).argmax(dim=1)
     own, copies = maps_of(model, x, changed)
-    expected, kept = [], 0
+    expected, remaining = [], 0
     for image in range(6):
         ratios = []
         for copy in range(COPIES):
@@ -162,14 +162,14 @@ def test_relative_stability(model: vt.VisionModel, x: Tensor, kind: str, radius:
                 continue
             moved = np.linalg.norm((copies[image, copy] - own[image]) / own[image])
             ratios.append(moved / max(change(kind, model, x[image], changed[image, copy]), 1e-6))
-        kept += len(ratios)
+        remaining += len(ratios)
         expected.append(max(ratios) if ratios else np.nan)
-    assert radius < 1 or kept < 6 * COPIES, "some copies must be left out for this to mean something"
-    found = score(model, x, "ixg", f"relative_{kind}_stability(samples=4, radius={radius})")
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert radius < 1 or remaining < 6 * COPIES, "some copies must be left out for this to mean something"
+    actual = score(model, x, "ixg", f"relative_{kind}_stability(samples=4, radius={radius})")
+    np.testing.assert_allclose(actual, expected, rtol=1e-3)
     every = score(model, x, "ixg", f"relative_{kind}_stability(samples=4, radius={radius}, unchanged=false)")
     assert np.isfinite(every).all()
-    assert (every >= np.nan_to_num(found) * (1 - 1e-6)).all()
+    assert (every >= np.nan_to_num(actual) * (1 - 1e-6)).all()
 
 
 def test_no_copy_left_is_no_score(model: vt.VisionModel, x: Tensor) -> None:
@@ -187,9 +187,9 @@ METRICS = [info.name for info in vt.list_metrics() if info.family == "robustness
 @pytest.mark.parametrize("metric", METRICS)
 def test_degenerate_maps(model: vt.VisionModel, x: Tensor, metric: str) -> None:
     label = f"{metric}(samples=2)"
-    found = score(model, x, "constant", label)
-    assert (found == (1 if metric == "rank_sensitivity" else 0)).all(), "a constant map never moves"
-    assert (score(model, x, lambda m, i, c: torch.zeros(len(i), 4, 4), label) == found).all()
+    actual = score(model, x, "constant", label)
+    assert (actual == (1 if metric == "rank_sensitivity" else 0)).all(), "a constant map never moves"
+    assert (score(model, x, lambda m, i, c: torch.zeros(len(i), 4, 4), label) == actual).all()
     broken = score(model, x, lambda m, i, c: torch.full((len(i), 4, 4), torch.nan), label)
     assert np.isnan(broken).all()
 
@@ -230,12 +230,12 @@ def test_half_a_family_without_class_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("max_sensitivity(samples=0)", "samples=0 must be at least 1"),
         ("ris(radius=-1)", "radius=-1.0 must be at least 0"),
     ],
 )
-def test_refused(spec: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_refused(spec: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         vt.get_metric(spec)

@@ -41,15 +41,15 @@ def test_as_scipy(by: str, size: tuple[int, int]) -> None:
 
 def slow_ssim(a: np.ndarray, b: np.ndarray) -> float:
     """Place by place, each window cut out of the reflected map."""
-    a, b = ((each - each.min()) / (each.max() - each.min()) for each in (a, b))
+    a, b = ((item - item.min()) / (item.max() - item.min()) for item in (a, b))
     side = min(11, *a.shape)
     side -= 1 - side % 2
     radius = side // 2
     y, x = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     window = np.exp(-(x**2 + y**2) / (2 * 1.5**2))
     window /= window.sum()
-    wide_a, wide_b = (np.pad(each, radius, mode="symmetric") for each in (a, b))
-    found = []
+    wide_a, wide_b = (np.pad(item, radius, mode="symmetric") for item in (a, b))
+    actual = []
     for row in range(a.shape[0]):
         for column in range(a.shape[1]):
             cut = (slice(row, row + side), slice(column, column + side))
@@ -58,8 +58,8 @@ def slow_ssim(a: np.ndarray, b: np.ndarray) -> float:
             vp, vq = (window * (p - mp) ** 2).sum(), (window * (q - mq) ** 2).sum()
             cov = (window * (p - mp) * (q - mq)).sum()
             light = (2 * mp * mq + 0.0001) / (mp**2 + mq**2 + 0.0001)
-            found.append(light * (2 * cov + 0.0009) / (vp + vq + 0.0009))
-    return float(np.mean(found))
+            actual.append(light * (2 * cov + 0.0009) / (vp + vq + 0.0009))
+    return float(np.mean(actual))
 
 
 @pytest.mark.parametrize("size", [(4, 4), (7, 20), (14, 14), (24, 17)])
@@ -71,7 +71,7 @@ def test_ssim(size: tuple[int, int]) -> None:
 
 def test_the_window_is_scipys_gaussian() -> None:
     one, _ = pairs(24, 17)
-    expected = [ndimage.gaussian_filter(each, 1.5, mode="reflect", truncate=5 / 1.5) for each in one]
+    expected = [ndimage.gaussian_filter(item, 1.5, mode="reflect", truncate=5 / 1.5) for item in one]
     np.testing.assert_allclose(gaussian_blur(one, 5, 1.5, "symmetric"), expected, atol=1e-12)
 
 
@@ -91,7 +91,7 @@ def test_of_itself_scaled_shifted_and_degenerate(by: str) -> None:
 
 
 def slow_cka(x: np.ndarray, y: np.ndarray) -> float:
-    x, y = (each.reshape(len(each), -1) for each in (x, y))
+    x, y = (item.reshape(len(item), -1) for item in (x, y))
     x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     return float(np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)))
 

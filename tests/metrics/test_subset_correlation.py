@@ -36,7 +36,7 @@ def maps() -> Tensor:
     return noise(3, 32, 32, seed=9)
 
 
-def found(model: vt.VisionModel, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
+def actual(model: vt.VisionModel, x: Tensor, maps: Any, name: str, **options: Any) -> np.ndarray:
     return vt.evaluate(model, x, {"it": maps}, name, controls=False, n_bootstrap=2, **options)["it", name]
 
 
@@ -65,15 +65,15 @@ def measured(
 
     sums, losses = [], []
     for mask in masks:
-        made, total = image.clone(), 0.0
+        built, total = image.clone(), 0.0
         for row in range(32):
             for column in range(32):
                 cell = (row + 0.5) * mask.shape[0] / 32, (column + 0.5) * mask.shape[1] / 32
                 if mask[math.floor(cell[0]), math.floor(cell[1])]:
-                    made[:, row, column] = baseline[:, row, column]
+                    built[:, row, column] = baseline[:, row, column]
                     total += float(values[row, column])
         sums.append(total)
-        losses.append(read(clean) - read(outputs(model, made)))
+        losses.append(read(clean) - read(outputs(model, built)))
     return sums, losses
 
 
@@ -86,10 +86,10 @@ def mean_colour(image: Tensor) -> Tensor:
 def test_infidelity(model: vt.VisionModel, x: Tensor, maps: Tensor, output: str, normalise: str) -> None:
     """Captum's formula with its optimal scaling, or without."""
     name = f"infidelity({SMALL}, output={output}, normalise={normalise})"
-    drawn, scores = masks_of(model, x, name), found(model, x, maps, name)
-    assert [int(each[0, 0].sum()) for each in drawn] == [1, 2, 3, 6], "5, 10, 20 and 40 % of 16"
+    sampled, scores = masks_of(model, x, name), actual(model, x, maps, name)
+    assert [int(item[0, 0].sum()) for item in sampled] == [1, 2, 3, 6], "5, 10, 20 and 40 % of 16"
     for i, image in enumerate(x):
-        all_masks = np.concatenate([each[i] for each in drawn])
+        all_masks = np.concatenate([item[i] for item in sampled])
         s, d = map(np.array, measured(model, image, maps[i], all_masks, mean_colour(image), output == "logit"))
         if normalise == "true":
             beta = np.mean(s * d) / np.mean(s * s)
@@ -102,11 +102,11 @@ def test_infidelity(model: vt.VisionModel, x: Tensor, maps: Tensor, output: str,
 def test_infidelity_with_the_product_of_difference_and_map(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """``I^T a`` with ``I = x - x~``, the mean over channels, pixel by pixel."""
     name = f"infidelity({SMALL}, reading=product, normalise=false, baseline=black)"
-    drawn, scores = masks_of(model, x, name), found(model, x, maps, name)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+    sampled, scores = masks_of(model, x, name), actual(model, x, maps, name)
+    mean, std = (torch.tensor(item).view(3, 1, 1) for item in (model.preprocess.mean, model.preprocess.std))
     for i, image in enumerate(x):
         black = (-mean / std).expand_as(image)
-        all_masks = np.concatenate([each[i] for each in drawn])
+        all_masks = np.concatenate([item[i] for item in sampled])
         s, d = map(np.array, measured(model, image, maps[i] * (image - black).mean(dim=0), all_masks, black, True))
         assert scores[i] == pytest.approx(np.mean((s - d) ** 2), rel=1e-3)
 
@@ -114,23 +114,23 @@ def test_infidelity_with_the_product_of_difference_and_map(model: vt.VisionModel
 def test_faithfulness_correlation(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """The mean over sizes of Pearson's correlation at each."""
     name = f"faithfulness_correlation({SMALL})"
-    drawn, scores = masks_of(model, x, name), found(model, x, maps, name)
+    sampled, scores = masks_of(model, x, name), actual(model, x, maps, name)
     for i, image in enumerate(x):
-        each = [stats.pearsonr(*measured(model, image, maps[i], m[i], mean_colour(image), False))[0] for m in drawn]
-        assert scores[i] == pytest.approx(np.mean(each), abs=1e-3)
+        item = [stats.pearsonr(*measured(model, image, maps[i], m[i], mean_colour(image), False))[0] for m in sampled]
+        assert scores[i] == pytest.approx(np.mean(item), abs=1e-3)
 
 
 def test_sensitivity_n(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     name = f"sensitivity_n({SMALL}, steps=3)"
-    drawn = masks_of(model, x, name)
-    assert [int(each[0, 0].sum()) for each in drawn] == [1, 4, 13], "from 1 to 0.8 * 16 in equal ratios"
+    sampled = masks_of(model, x, name)
+    assert [int(item[0, 0].sum()) for item in sampled] == [1, 4, 13], "from 1 to 0.8 * 16 in equal ratios"
     table = vt.evaluate(model, x, {"it": maps}, name, controls=False, n_bootstrap=2)
     curve = table.curve("it", name)
     np.testing.assert_allclose(curve.x, [1 / 16, 4 / 16, 13 / 16])
     for i, image in enumerate(x):
-        each = [stats.pearsonr(*measured(model, image, maps[i], m[i], mean_colour(image), True))[0] for m in drawn]
-        np.testing.assert_allclose(curve.y[i], each, atol=1e-3)
-        assert table["it", name][i] == pytest.approx(np.mean(each), abs=1e-3)
+        item = [stats.pearsonr(*measured(model, image, maps[i], m[i], mean_colour(image), True))[0] for m in sampled]
+        np.testing.assert_allclose(curve.y[i], item, atol=1e-3)
+        assert table["it", name][i] == pytest.approx(np.mean(item), abs=1e-3)
     usual = vt.get_metric("sensitivity_n").requests(ImageShape((224, 224), (14, 14))).values()
     assert [round(request.draw.share * 196) for request in usual] == [1, 2, 3, 5, 9, 17, 29, 51, 89, 157]
     assert all(request.n == 100 for request in usual)
@@ -139,25 +139,25 @@ def test_sensitivity_n(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
 def test_mu_fidelity(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """Nine cells do not divide 32 pixels; each pixel belongs to one."""
     name = "mu_fidelity(subsets=20)"
-    (drawn,), scores = masks_of(model, x, name), found(model, x, maps, name)
-    assert drawn.shape == (3, 20, 9, 9)
+    (sampled,), scores = masks_of(model, x, name), actual(model, x, maps, name)
+    assert sampled.shape == (3, 20, 9, 9)
     for i, image in enumerate(x):
-        s, d = measured(model, image, maps[i], drawn[i], torch.zeros_like(image), True)
+        s, d = measured(model, image, maps[i], sampled[i], torch.zeros_like(image), True)
         assert scores[i] == pytest.approx(stats.spearmanr(s, d)[0], abs=2e-3)
-    whole = masks_of(model, x, "mu_fidelity")[0]
-    assert whole.shape == (3, 200, 9, 9)
-    assert whole.mean() == pytest.approx(0.2, abs=0.01)
-    assert len({int(each.sum()) for each in whole[0]}) > 5, "how many go differs"
+    full = masks_of(model, x, "mu_fidelity")[0]
+    assert full.shape == (3, 200, 9, 9)
+    assert full.mean() == pytest.approx(0.2, abs=0.01)
+    assert len({int(item.sum()) for item in full[0]}) > 5, "how many go differs"
 
 
 def test_tokens_leave_the_sequence(model: vt.VisionModel, x: Tensor) -> None:
     maps, name = noise(3, 4, 4, seed=2), f"sensitivity_n({SMALL}, steps=2, unit=token)"
-    drawn, scores = masks_of(model, x, name), found(model, x, maps, name)
+    sampled, scores = masks_of(model, x, name), actual(model, x, maps, name)
     for i, image in enumerate(x):
-        each = []
+        item = []
         clean = outputs(model, image)
         scored = int(clean.argmax())
-        for masks in drawn:
+        for masks in sampled:
             sums, losses = [], []
             for mask in masks[i]:
                 keep = torch.from_numpy(np.flatnonzero(~mask.flatten()))
@@ -169,8 +169,8 @@ def test_tokens_leave_the_sequence(model: vt.VisionModel, x: Tensor) -> None:
                     left = model.forward_head(model.forward_blocks(tokens, keep=keep[None]))[0, scored]
                 sums.append(float(maps[i][torch.from_numpy(mask)].sum()))
                 losses.append(float(clean[scored] - left))
-            each.append(stats.pearsonr(sums, losses)[0])
-        assert scores[i] == pytest.approx(np.mean(each), abs=1e-3)
+            item.append(stats.pearsonr(sums, losses)[0])
+        assert scores[i] == pytest.approx(np.mean(item), abs=1e-3)
 
 
 # -- section 7 -----------------------------------------------------------------------------------------
@@ -181,12 +181,12 @@ def test_a_linear_model_explained_by_its_own_contributions(baseline: str) -> Non
     """``a = w (x - b)``: the loss is the sum removed, in every subset."""
     weights, x = noise(3, 8, 8, seed=1), noise(4, 3, 8, 8, seed=2)
     model = Linear(weights)
-    bare = torch.zeros_like(x) if baseline == "zero_norm" else x.mean(dim=(2, 3), keepdim=True)
-    contributions = (weights * (x - bare)).sum(dim=1)
+    blank = torch.zeros_like(x) if baseline == "zero_norm" else x.mean(dim=(2, 3), keepdim=True)
+    contributions = (weights * (x - blank)).sum(dim=1)
     for name in ("infidelity", "infidelity(normalise=false)", "faithfulness_correlation(output=logit)", *NAMES[2:]):
-        spelled = name.replace(")", "") + (", " if "(" in name else "(") + f"baseline={baseline}, score_class=pred)"
-        metric = vt.get_metric(spelled)
-        _, evaluation = pooled(model, x, contributions, [spelled])
+        text = name.replace(")", "") + (", " if "(" in name else "(") + f"baseline={baseline}, score_class=pred)"
+        metric = vt.get_metric(text)
+        _, evaluation = pooled(model, x, contributions, [text])
         parts, curves = metric.read(evaluation)
         scores = parts[:, 0]
         explained = (weights * x).flatten(1).sum(dim=1) > 0  # class 0 has no logit to lose
@@ -202,10 +202,10 @@ def test_a_linear_model_explained_by_its_own_contributions(baseline: str) -> Non
 def test_scale(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """Only infidelity without its scaling sees how large a map is."""
     for name in (f"infidelity({SMALL})", f"faithfulness_correlation({SMALL})", "mu_fidelity(subsets=12)"):
-        one, seven = (found(model, x, factor * maps, name) for factor in (1, 7))
+        one, seven = (actual(model, x, factor * maps, name) for factor in (1, 7))
         np.testing.assert_allclose(one, seven, rtol=1e-6, atol=1e-9)
-    plain = f"infidelity({SMALL}, normalise=false)"
-    assert not np.allclose(found(model, x, maps, plain), found(model, x, 7 * maps, plain), rtol=0.1)
+    simple = f"infidelity({SMALL}, normalise=false)"
+    assert not np.allclose(actual(model, x, maps, simple), actual(model, x, 7 * maps, simple), rtol=0.1)
 
 
 # -- contracts -----------------------------------------------------------------------------------------
@@ -215,32 +215,32 @@ def test_degenerate_maps(model: vt.VisionModel, x: Tensor) -> None:
     maps = noise(3, 4, 4)
     maps[0], maps[1], maps[2, 0, 0] = 0.3, 0.0, math.nan
     for name in ("faithfulness_correlation", "sensitivity_n(steps=3)", "mu_fidelity", "infidelity"):
-        scores = found(model, x, maps, name)
+        scores = actual(model, x, maps, name)
         assert np.isnan(scores).tolist() == [False, False, True], name
         if name.startswith(("faith", "sens")):
             assert scores[:2].tolist() == [0, 0]
-    assert found(model, x, maps, "mu_fidelity")[1] == 0
+    assert actual(model, x, maps, "mu_fidelity")[1] == 0
     for name in ("faithfulness_correlation(undefined=exclude)", "sensitivity_n(steps=3, undefined=exclude)"):
-        assert np.isnan(found(model, x, maps, name)).all()
-    assert np.isnan(found(model, x, maps, "mu_fidelity(undefined=exclude)")).tolist() == [False, True, True]
+        assert np.isnan(actual(model, x, maps, name)).all()
+    assert np.isnan(actual(model, x, maps, "mu_fidelity(undefined=exclude)")).tolist() == [False, True, True]
 
 
 def test_a_zero_map_explains_nothing_of_the_losses(model: vt.VisionModel, x: Tensor) -> None:
     name = f"infidelity({SMALL})"
-    scores, drawn = found(model, x, torch.zeros(3, 4, 4), name), masks_of(model, x, name)
+    scores, sampled = actual(model, x, torch.zeros(3, 4, 4), name), masks_of(model, x, name)
     for i, image in enumerate(x):
-        masks = np.concatenate([each[i] for each in drawn])
+        masks = np.concatenate([item[i] for item in sampled])
         _, losses = measured(model, image, torch.zeros(32, 32), masks, mean_colour(image), True)
         assert scores[i] == pytest.approx(np.mean(np.square(losses)), rel=1e-4)
     other = noise(3, 4, 4, seed=5)
-    assert (found(model, x, other, name) <= scores + 1e-9).all(), "no map is worse, once it is scaled"
+    assert (actual(model, x, other, name) <= scores + 1e-9).all(), "no map is worse, once it is scaled"
 
 
 def test_forwards_are_shared(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
     """By all methods, and by metrics that ask for the same sizes."""
 
-    def states(hows: dict[str, Tensor], *names: str) -> int:
-        return int(vt.evaluate(model, x, hows, list(names), controls=False, n_bootstrap=1).plan["states"])
+    def states(methods: dict[str, Tensor], *names: str) -> int:
+        return int(vt.evaluate(model, x, methods, list(names), controls=False, n_bootstrap=1).plan["states"])
 
     one, two = {"a": maps}, {"a": maps, "b": -maps}
     alone = states(one, "infidelity")
@@ -256,7 +256,7 @@ def test_forwards_are_shared(model: vt.VisionModel, x: Tensor, maps: Tensor) -> 
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("infidelity(sizes='5,none')", "sizes='5,none' must be percentages"),
         ("infidelity(sizes='0')", "sizes='0' must be percentages"),
@@ -272,6 +272,6 @@ def test_forwards_are_shared(model: vt.VisionModel, x: Tensor, maps: Tensor) -> 
         ("sensitivity_n(undefined=one)", "undefined='one' is not one of zero, exclude"),
     ],
 )
-def test_bad_parameters(spec: str, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_parameters(spec: str, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         vt.get_metric(spec)

@@ -23,8 +23,8 @@ def pooled(
 ) -> tuple[Evaluator, Evaluation]:
     """One method's maps straight through the pool."""
     image_shape = ImageShape(tuple(inputs.shape[2:]), model.grid(inputs))
-    config, judges = EvaluationConfig(**options), [vt.get_metric(metric) for metric in metrics]
-    pool = Evaluator(model, judges, image_shape, ["pred"], config)
+    config, instances = EvaluationConfig(**options), [vt.get_metric(metric) for metric in metrics]
+    pool = Evaluator(model, instances, image_shape, ["pred"], config)
     looked = pool.runner.forward(inputs)
     rows = {mode: np.arange(len(inputs)) for mode in pool.modes}
     pool.add(inputs, looked, {"pred": looked.argmax(dim=1)}, {"it": Maps(maps, rows)})

@@ -16,17 +16,17 @@ def solved(image: Tensor, removed: Tensor) -> Tensor:
     matrix, right = lil_matrix((len(places), len(places))), np.zeros((len(places), 3))
     for place, i in number.items():
         for down in (-1, 0, 1):
-            for across in (-1, 0, 1):
-                other = (place[0] + down, place[1] + across)
+            for columns in (-1, 0, 1):
+                other = (place[0] + down, place[1] + columns)
                 if other == place or not all(0 <= c < n for c, n in zip(other, removed.shape, strict=True)):
                     continue
-                weight = 1 / 12 if down and across else 1 / 6
+                weight = 1 / 12 if down and columns else 1 / 6
                 matrix[i, i] += weight
                 if other in number:
                     matrix[i, number[other]] -= weight
                 else:
                     right[i] += weight * image[:, other[0], other[1]].double().numpy()
-    made = image.double().clone()
+    built = image.double().clone()
     for place, values in zip(places, spsolve(matrix.tocsc(), right), strict=True):
-        made[:, place[0], place[1]] = torch.from_numpy(values)
-    return made
+        built[:, place[0], place[1]] = torch.from_numpy(values)
+    return built

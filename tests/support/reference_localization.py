@@ -16,23 +16,23 @@ __all__ = ["SLOW", "pixels", "slow_ap", "slow_counts"]
 Grid = Sequence[Sequence[Any]]
 
 
-def pixels(maps: torch.Tensor, how: str) -> np.ndarray:
+def pixels(maps: torch.Tensor, method: str) -> np.ndarray:
     """Maps ``[n, h, w]`` at 32 x 32 pixels."""
     if maps.shape[-1] == 32:
         return maps.double().numpy()
-    if how == "nearest":
+    if method == "nearest":
         return np.kron(maps.double().numpy(), np.ones((1, 32 // maps.shape[1], 32 // maps.shape[2])))
     fine = F.interpolate(maps.double()[:, None], (32, 32), mode="bilinear", align_corners=False)
     return fine[:, 0].numpy()
 
 
 def flat(grid: Grid, region: Grid, counted: Grid) -> list[tuple[float, bool]]:
-    found = []
+    actual = []
     for row in range(32):
         for column in range(32):
             if counted[row][column]:
-                found.append((float(grid[row][column]), bool(region[row][column])))
-    return found
+                actual.append((float(grid[row][column]), bool(region[row][column])))
+    return actual
 
 
 def slow_ap(pairs: Sequence[tuple[float, bool]]) -> float:
@@ -48,8 +48,8 @@ def slow_ap(pairs: Sequence[tuple[float, bool]]) -> float:
 
 
 def scaled(grid: np.ndarray) -> np.ndarray:
-    low, high = grid.min(), grid.max()
-    return np.zeros_like(grid) if low == high else (grid - low) / (high - low)
+    low, top_edge = grid.min(), grid.max()
+    return np.zeros_like(grid) if low == top_edge else (grid - low) / (top_edge - low)
 
 
 def slow_counts(grid: np.ndarray, region: Grid, counted: Grid) -> tuple[int, int, int, int]:
@@ -105,8 +105,8 @@ def pointing(tolerance: float, ties: str) -> Callable[..., float]:
 def mass(of: Callable[[float], float]) -> Callable[..., float]:
     def measure(grid: np.ndarray, region: Grid, counted: Grid) -> float:
         pairs = flat(grid, region, counted)
-        whole = math.fsum(of(value) for value, _ in pairs)
-        return math.fsum(of(value) for value, inside in pairs if inside) / whole if whole else 0.0
+        full = math.fsum(of(value) for value, _ in pairs)
+        return math.fsum(of(value) for value, inside in pairs if inside) / full if full else 0.0
 
     return measure
 
@@ -155,8 +155,8 @@ def overlap(binarise: str, read: Callable[[int, int, int], float]) -> Callable[.
         else:
             best, threshold = -1.0, 0.0
             for candidate in sorted(set(everything))[:-1]:
-                low, high = grid[grid <= candidate], grid[grid > candidate]
-                between = low.size * high.size * (low.mean() - high.mean()) ** 2
+                low, top_edge = grid[grid <= candidate], grid[grid > candidate]
+                between = low.size * top_edge.size * (low.mean() - top_edge.mean()) ** 2
                 if between > best * (1 + 1e-12):
                     best, threshold = between, candidate
             upper = grid > threshold
@@ -203,11 +203,11 @@ def ehr(by: str) -> Callable[..., float]:
         for step in range(11):
             place = step / 10 * (len(ordered) - 1)
             low = math.floor(place)
-            high = min(low + 1, len(ordered) - 1)
-            threshold = min(0.99, ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+            top_edge = min(low + 1, len(ordered) - 1)
+            threshold = min(0.99, ordered[low] + (place - low) * (ordered[top_edge] - ordered[low]))
             above = [(value, inside) for value, inside in heat if value >= threshold - 1e-13]
-            whole = len(above) if by == "points" else sum(value for value, _ in above)
-            ratios.append(sum(value for value, inside in above if inside) / whole)
+            full = len(above) if by == "points" else sum(value for value, _ in above)
+            ratios.append(sum(value for value, inside in above if inside) / full)
         return sum((a + b) / 20 for a, b in pairwise(ratios))
 
     return measure

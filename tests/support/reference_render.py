@@ -84,9 +84,9 @@ def creature(easel: Easel, who: Creature, first: int) -> None:
             continue
         px, py = GROWS.get(part, (0.0, 0.0))
         turn = math.radians(pose.angle)
-        across, down = flip * px * pose.scale, py * pose.scale
-        x0 = pose.x + across * math.cos(turn) - down * math.sin(turn)
-        y0 = pose.y + across * math.sin(turn) + down * math.cos(turn)
+        columns, down = flip * px * pose.scale, py * pose.scale
+        x0 = pose.x + columns * math.cos(turn) - down * math.sin(turn)
+        y0 = pose.y + columns * math.sin(turn) + down * math.cos(turn)
         turn += math.radians(flip * {"horn": pose.horn, "legs": pose.legs, "tail": pose.tail}.get(part, 0))
         dx, dy = easel.x - x0, easel.y - y0
         u = px + flip * (dx * math.cos(turn) + dy * math.sin(turn)) / pose.scale
@@ -97,13 +97,13 @@ def creature(easel: Easel, who: Creature, first: int) -> None:
         easel.paint(drawing, u if part == "tail" else abs(u), v, pose.scale, owner, coat=part == "coat")
 
 
-def thing(easel: Easel, each: BackgroundObject, owner: int) -> None:
-    turn = math.radians(each.angle)
-    dx, dy = easel.x - each.x, easel.y - each.y
-    u = (dx * math.cos(turn) + dy * math.sin(turn)) / each.size
-    v = (dy * math.cos(turn) - dx * math.sin(turn)) / each.size
-    pigments = (PIGMENTS[each.colours[0]], PIGMENTS[each.colours[1]])
-    easel.paint(OBJECTS[each.kind], abs(u), v, each.size, owner, THICK_OUTLINE, pigments)
+def thing(easel: Easel, item: BackgroundObject, owner: int) -> None:
+    turn = math.radians(item.angle)
+    dx, dy = easel.x - item.x, easel.y - item.y
+    u = (dx * math.cos(turn) + dy * math.sin(turn)) / item.size
+    v = (dy * math.cos(turn) - dx * math.sin(turn)) / item.size
+    pigments = (PIGMENTS[item.colours[0]], PIGMENTS[item.colours[1]])
+    easel.paint(OBJECTS[item.kind], abs(u), v, item.size, owner, THICK_OUTLINE, pigments)
 
 
 def mix(bits: int) -> int:
@@ -132,13 +132,13 @@ def ground(easel: Easel, scene: Scene) -> None:
     turn = math.radians(g.direction)
     u = g.fine * (easel.x * math.cos(turn) + easel.y * math.sin(turn))
     v = g.fine * (easel.y * math.cos(turn) - easel.x * math.sin(turn))
-    across, down = (abs(2 * (t % 1) - 1) for t in (u, v))
+    columns, down = (abs(2 * (t % 1) - 1) for t in (u, v))
     cloud = 0.65 * clouds(easel, g.key, 4) + 0.35 * clouds(easel, g.key + 1, 15)
     look = {
         "slope": easel.y,
-        "stripes": np.clip(5 * (across - 0.5) + 0.5, 0, 1),
-        "checks": np.clip(40 * (across - 0.5) * (down - 0.5) + 0.5, 0, 1),
-        "dots": np.clip(6 * (across + down - 1.35), 0, 1),
+        "stripes": np.clip(5 * (columns - 0.5) + 0.5, 0, 1),
+        "checks": np.clip(40 * (columns - 0.5) * (down - 0.5) + 0.5, 0, 1),
+        "dots": np.clip(6 * (columns + down - 1.35), 0, 1),
         "clouds": cloud,
     }[g.texture]
     share = (0.7 * look + 0.3 * cloud)[..., None]
