@@ -19,7 +19,7 @@ import vitreous as vt
 model = timm.create_model(
     "vit_tiny_patch16_224", pretrained=False, depth=2, embed_dim=24, num_heads=3, img_size=32, num_classes=5
 )
-print(vt.method("generic").attribute(model, torch.rand(1, 3, 32, 32)).shape)
+print(vt.get_method("generic").attribute(model, torch.rand(1, 3, 32, 32)).shape)
 """
 
 MODELS = ("world", "world-shortcut", "world-cnn", "world-cnn-shortcut")
@@ -31,7 +31,7 @@ from vitreous.world import Scene, render
 
 scene = Scene.of(2)
 images = render(scene).images * 2 - 1
-said = {name: vt.load(name).labels[int(vt.load(name).logits(images).argmax())] for name in ("world", "world-cnn")}
+said = {name: vt.load(name).class_names[int(vt.load(name).logits(images).argmax())] for name in ("world", "world-cnn")}
 print(set(said.values()) == {scene.name})
 """
 

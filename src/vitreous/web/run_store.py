@@ -178,7 +178,7 @@ def find_images(
     protocol: Protocol, wanted: Mapping[str, Any], plans: Sequence[RecordedPlan], data: Data
 ) -> dict[str, RunImages | str]:
     """Return the images of every data set by its label, or a sentence that says why there are none."""
-    found: dict[str, RunImages | str] = {}
+    images_by_label: dict[str, RunImages | str] = {}
     for part in protocol.per_dataset():
         label = part.data.label
         try:
@@ -186,10 +186,11 @@ def find_images(
             images = RunImages(source, _names(plans, label))
         except Exception as error:  # a protocol from elsewhere can break a reader anywhere
             is_plain = isinstance(error, VitreousError | OSError)
-            found[label] = one_line(str(error) if is_plain else f"{type(error).__name__} {error}")[:300]
+            images_by_label[label] = one_line(str(error) if is_plain else f"{type(error).__name__} {error}")[:300]
         else:
-            found[label] = images if images.digests else f"the pictures of {part.data.source} are not those of this run"
-    return found
+            other = f"the pictures of {part.data.source} are not those of this run"
+            images_by_label[label] = images if images.digests else other
+    return images_by_label
 
 
 def _names(plans: Sequence[RecordedPlan], label: str) -> dict[str, str]:
