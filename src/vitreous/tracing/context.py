@@ -83,15 +83,16 @@ class Context:
         What needs no backward rides along with the first pass that has one, whatever its output.
         """
         groups: dict[str | None, list[Pass]] = {}
-        for pass_ in (pass_.resolve(self.model) for pass_ in passes):
-            groups.setdefault(pass_.output if pass_.backward else None, []).append(replace(pass_, output=None))
+        for pass_ in passes:
+            resolved = replace(pass_.resolve(self.model), output=None)
+            groups.setdefault(pass_.output if pass_.backward else None, []).append(resolved)
         if len(groups) > 1 and not any(pass_.backward for pass_ in groups.get(None, [])):
             riders = groups.pop(None, [])
             next(iter(groups.values())).extend(riders)
         for output, group in groups.items():
             context = self if output is None else self.with_output(output)
             missing = [pass_ for pass_ in group if not pass_.patches and context._find_cache(pass_) is None]
-            for pass_ in merge(missing) if missing else ():
+            for pass_ in merge(missing):
                 context._execute(pass_)
 
     def run_pass(self, pass_: Pass) -> ActivationCache:
