@@ -309,7 +309,7 @@ def test_a_folder_on_the_command_line(mixed: Path, monkeypatch: pytest.MonkeyPat
     assert {path.name for path in Path("out").iterdir()} == set("ace")
     again = run("explain", "mixed", *MODEL, "--method", "ixg", "--out", "out", "--resume")
     assert again.code == 2  # what is left cannot be read
-    assert again.err.splitlines()[-1] == "vitreous: error: none of the 3 pictures can be read"
+    assert again.err.splitlines()[-1] == "vitreous: error: none of the 3 images can be read"
 
 
 # -- models --------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ class DataSource:
             raise TargetError(f"{self.name}: {one_line(unlabelled)} has no label, but others have")
         is_annotated = any(entry.is_annotated for entry in entries)
         options = {
-            "data": _LazyImages(entries),
+            "images": _LazyImages(entries),
             "labels": _complete(labels),
             "annotations": [entry.annotation for entry in entries] if is_annotated else None,
             "groups": self.groups and [self.groups[index] for index in indices],

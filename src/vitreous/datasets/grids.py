@@ -399,7 +399,7 @@ class GridSource(DataSource):
         """Return the grids and what is known about them by the names of the parameters of ``evaluate``."""
         grids = self.grids(model, on_error)
         return {
-            "data": grids.images,
+            "images": grids.images,
             "labels": list(grids.targets),
             "target": list(grids.targets),
             "annotations": list(grids.annotations),
