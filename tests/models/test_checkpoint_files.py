@@ -34,8 +34,8 @@ def weights() -> dict[str, Tensor]:
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in fresh.items()}
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(found[name].equal(expected[name]) for name in expected)
+def same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return result.keys() == expected.keys() and all(result[name].equal(expected[name]) for name in expected)
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -52,16 +52,16 @@ class Callback:
 @pytest.mark.parametrize("nest", ["state_dict", "model_state_dict", "model", "net", "module", "ema", "teacher"])
 def test_nests(weights: dict[str, Tensor], tmp_path: Path, nest: str) -> None:
     torch.save({"epoch": 3, nest: weights, "optimizer": {"state": {}}}, tmp_path / "w.pth")
-    found = Checkpoint.read(tmp_path / "w.pth")
-    assert same(found.tensors, weights)
-    assert f"from its {nest}" in found.description
-    assert "epoch, optimizer left aside" in found.description
+    result = Checkpoint.read(tmp_path / "w.pth")
+    assert same(result.tensors, weights)
+    assert f"from its {nest}" in result.description
+    assert "epoch, optimizer left aside" in result.description
 
 
 def test_the_only_table_needs_no_usual_name(weights: dict[str, Tensor], tmp_path: Path) -> None:
     optimiser = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}
-    whole = {"model": {"name": "vit"}, "network_weights": weights, "optimizer": optimiser, "best": torch.tensor(0.5)}
-    torch.save(whole, tmp_path / "w.pth")
+    full = {"model": {"name": "vit"}, "network_weights": weights, "optimizer": optimiser, "best": torch.tensor(0.5)}
+    torch.save(full, tmp_path / "w.pth")
     assert same(read(tmp_path / "w.pth"), weights)
     torch.save({"first": weights, "second": weights}, tmp_path / "two.pth")
     with pytest.raises(CheckpointError, match="no table of named tensors"):
@@ -83,17 +83,17 @@ def test_averaged_and_teachers_weights_come_first(weights: dict[str, Tensor], tm
 def test_prefixes(weights: dict[str, Tensor], tmp_path: Path, prefix: str, nested: bool) -> None:
     table = under(prefix, weights)
     torch.save({"state_dict": table} if nested else table, tmp_path / "w.pth")
-    found = Checkpoint.read(tmp_path / "w.pth")
-    assert same(found.tensors, weights)
-    assert all(f"{part}." in found.description for part in prefix.split(".") if part)
+    result = Checkpoint.read(tmp_path / "w.pth")
+    assert same(result.tensors, weights)
+    assert all(f"{part}." in result.description for part in prefix.split(".") if part)
 
 
 def test_compiled_parts_and_a_loss_beside_the_model(weights: dict[str, Tensor], tmp_path: Path) -> None:
     table = {name.replace("blocks.1.", "blocks.1._orig_mod."): tensor for name, tensor in weights.items()}
     torch.save({"state_dict": {**under("model.", table), "criterion.weight": torch.ones(5)}}, tmp_path / "w.pth")
-    found = Checkpoint.read(tmp_path / "w.pth")
-    assert same(found.tensors, weights)
-    assert "criterion.weight left aside" in found.description
+    result = Checkpoint.read(tmp_path / "w.pth")
+    assert same(result.tensors, weights)
+    assert "criterion.weight left aside" in result.description
 
 
 def test_two_tensors_of_one_name_are_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_two_tensors_of_one_name_are_refused(weights: dict[str, Tensor], tmp_pat
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_objects_beside_the_tensors(weights: dict[str, Tensor], tmp_path: Path, zipped: bool) -> None:
-    beside = {
+    extras = {
         "args": argparse.Namespace(lr=0.1, out=Path("runs")),
         "callbacks": {Callback: Callback()},
         "history": collections.defaultdict(list, {"loss": [0.5]}),
         "raw": b"bytes",
         "device": torch.device("cpu"),
     }
-    strange = {"model": {k: nn.Parameter(v) for k, v in weights.items()}, **beside}
+    strange = {"model": {k: nn.Parameter(v) for k, v in weights.items()}, **extras}
     torch.save(strange, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
     with pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "w.pth", weights_only=True)  # so that this test tests something
@@ -141,9 +141,9 @@ def test_views_types_and_shared_numbers(tmp_path: Path, zipped: bool) -> None:
     torch.save(
         {"state_dict": table, "args": argparse.Namespace()}, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped
     )
-    found = unpickle(tmp_path / "w.pt")["state_dict"]
-    assert same(found, table)
-    assert all(found[name].dtype == table[name].dtype for name in table)
+    result = unpickle(tmp_path / "w.pt")["state_dict"]
+    assert same(result, table)
+    assert all(result[name].dtype == table[name].dtype for name in table)
 
 
 def trap(place: Path) -> Any:
@@ -197,8 +197,8 @@ def test_hostile_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_protocols(weights: dict[str, Tensor], tmp_path: Path, protocol: int) -> None:
-    whole = {"model": weights, "args": argparse.Namespace(lr=0.1)}
-    torch.save(whole, tmp_path / "w.pth", pickle_protocol=protocol)
+    full = {"model": weights, "args": argparse.Namespace(lr=0.1)}
+    torch.save(full, tmp_path / "w.pth", pickle_protocol=protocol)
     assert same(read(tmp_path / "w.pth"), weights)
 
 
@@ -251,8 +251,8 @@ def test_one_line_tells_what_was_taken(
 def test_the_command_line_tells_unless_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"net": vt.load("timm/test_vit", pretrained=False, num_classes=3).module.state_dict()}, "w.pth")
-    given = ("diagnose", "--model", "timm/test_vit", "--checkpoint", "w.pth")
-    told = run(*given)
-    assert told.err.splitlines() == ["vitreous: weights from w.pth: 80 tensors, from its net, 3 classes"]
-    assert run(*given, "--quiet").err == ""
+    options = ("diagnose", "--model", "timm/test_vit", "--checkpoint", "w.pth")
+    message = run(*options)
+    assert message.err.splitlines() == ["vitreous: weights from w.pth: 80 tensors, from its net, 3 classes"]
+    assert run(*options, "--quiet").err == ""
     assert logging.getLogger("vitreous").handlers == []

@@ -111,11 +111,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], str]]
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_the_same_architecture_is_refused(tmp_path: Path, case: str) -> None:
-    source, wanted, told = REFUSED[case]
+    source, wanted, message = REFUSED[case]
     torch.save(source().state_dict(), tmp_path / "w.pth")
     model = wanted()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         fit(model, tmp_path / "w.pth")
     assert "\n" not in str(caught.value)
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())

@@ -35,9 +35,9 @@ def loaded(path: Path, **options: Any) -> dict[str, Tensor]:
     return vt.load(NAME, checkpoint=path, **{**SMALL, **options}).module.state_dict()
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if not found[name].equal(expected[name])] == []
+def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert result.keys() == expected.keys()
+    assert [name for name in expected if not result[name].equal(expected[name])] == []
 
 
 WRAPPINGS = {
@@ -81,10 +81,10 @@ def test_values_take_the_models_dtype(
 ) -> None:
     path = tmp_path / "weights.safetensors"
     safetensors.torch.save_file({name: tensor.to(stored) for name, tensor in weights.items()}, path)
-    found = loaded(path, dtype=wanted)
-    assert {tensor.dtype for tensor in found.values()} == {wanted}
+    result = loaded(path, dtype=wanted)
+    assert {tensor.dtype for tensor in result.values()} == {wanted}
     # in between they are float32, as timm builds its models
-    assert_same(found, {name: tensor.to(stored).float().to(wanted) for name, tensor in weights.items()})
+    assert_same(result, {name: tensor.to(stored).float().to(wanted) for name, tensor in weights.items()})
 
 
 def test_a_checkpoint_makes_the_predictions(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_positions_are_resized_to_another_image_size(weights: dict[str, Tensor],
     generator = torch.Generator().manual_seed(4)
     large = {**weights, "pos_embed": torch.randn(1, 1 + 5 * 5, 24, generator=generator)}  # 80 pixels, patches of 16
     torch.save(large, tmp_path / "weights.pth")
-    found = loaded(tmp_path / "weights.pth")
+    result = loaded(tmp_path / "weights.pth")
     grid = large["pos_embed"][:, 1:].reshape(1, 5, 5, 24).permute(0, 3, 1, 2)
     small = F.interpolate(grid, size=(2, 2), mode="bicubic", antialias=True).permute(0, 2, 3, 1).reshape(1, 4, 24)
     expected = torch.cat([large["pos_embed"][:, :1], small], dim=1)
-    torch.testing.assert_close(found.pop("pos_embed"), expected)
-    assert_same(found, {name: tensor for name, tensor in weights.items() if name != "pos_embed"})
+    torch.testing.assert_close(result.pop("pos_embed"), expected)
+    assert_same(result, {name: tensor for name, tensor in weights.items() if name != "pos_embed"})
     assert_same(loaded(tmp_path / "weights.pth", img_size=80), large)
 
 
@@ -205,8 +205,8 @@ def test_truncated_files(weights: dict[str, Tensor], tmp_path: Path, kind: str, 
         safetensors.torch.save_file(weights, path)
     else:
         torch.save(weights, path, _use_new_zipfile_serialization=kind == "zip")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
+    full = path.read_bytes()
+    path.write_bytes(full[: int(share * len(full))])
     with pytest.raises(CheckpointError, match="weights"):
         loaded(path)
 

@@ -47,14 +47,14 @@ def test_the_last_feature_map_and_the_logits(family: str) -> None:
     vision_model = vt.wrap(model)
     x = images(vision_model, 2)
     expected, logits = last_map(model, vision_model.chain[-1][-1], x)
-    twin = vision_model.shared_copy()
+    copied = vision_model.shared_copy()
     with torch.no_grad():
-        tokens = twin.forward_blocks(twin.embed(x))
+        tokens = copied.forward_blocks(copied.embed(x))
     height, width = vision_model.grid(x)
     assert vision_model.chain[-1][-1] == LAST[family] or family.endswith("vgg")
     assert torch.allclose(tokens.transpose(1, 2).reshape(expected.shape), expected)
     assert (vision_model.embed_dim, height, width) == tuple(expected.shape[1:])
-    assert torch.allclose(twin.forward_head(tokens), logits)
+    assert torch.allclose(copied.forward_head(tokens), logits)
     assert torch.allclose(vision_model.logits(x), logits)
 
 
@@ -62,12 +62,12 @@ def test_the_last_feature_map_and_the_logits(family: str) -> None:
 def test_grids_widths_and_stages_are_those_of_the_tokens(family: str) -> None:
     model = vt.wrap(FAMILIES[family]())
     x = images(model, 1)
-    twin = model.shared_copy()
-    tokens = twin.embed(x)
+    copied = model.shared_copy()
+    tokens = copied.embed(x)
     for layer in range(model.depth):
         height, width = model.grid(x, layer)
         assert tokens.shape == (1, height * width, model.embed_dim_at(layer))
-        tokens = twin.forward_block(layer, tokens)
+        tokens = copied.forward_block(layer, tokens)
     assert tokens.shape[1] == model.grid()[0] * model.grid()[1] == model.last_grid(x)[0] * model.last_grid(x)[1]
     assert [layer for stage in model.stages for layer in stage] == (list(range(model.depth)) if model.stages else [])
     assert all(len({model.grid(layer=layer) for layer in stage}) == 1 for stage in model.stages)
@@ -79,8 +79,8 @@ def test_what_is_kept_is_not_changed_later_in_the_forward(family: str) -> None:
     model = vt.wrap(FAMILIES[family]())
     x = images(model, 2)
     keep = Record("resid_pre", activation_value, tuple(range(model.depth)), grad=False)
-    kept = Context(model, x, Target.of(model, 2)).run_pass(Pass((keep,)))[keep]
-    for layer, tokens in enumerate(kept):
+    selected = Context(model, x, Target.of(model, 2)).run_pass(Pass((keep,)))[keep]
+    for layer, tokens in enumerate(selected):
         assert torch.allclose(model.shared_copy().forward_blocks(model.shared_copy().embed(x), 0, layer), tokens)
 
 
@@ -102,7 +102,7 @@ def test_any_network_by_a_layer() -> None:
         vt.wrap(model)
     with pytest.warns(vt.VitreousWarning, match="Plain does not say how its pictures are prepared") as warned:
         vision_model = vt.wrap(model, layer="body")
-    assert [each.filename for each in warned] == [__file__]
+    assert [item.filename for item in warned] == [__file__]
     x = images(vision_model, 2)
     assert (vision_model.depth, vision_model.grid(), vision_model.embed_dim, vision_model.stages) == (1, (8, 8), 12, ())
     assert torch.allclose(vision_model.logits(x), model(x))

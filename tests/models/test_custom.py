@@ -97,7 +97,7 @@ class Tuned(nn.Module):
         return self.base_model["model"](*args, **kwargs)
 
 
-def bare(family: str = "vit") -> Any:
+def without_head(family: str = "vit") -> Any:
     model = FAMILIES[family]()
     model.reset_classifier(0)
     return model
@@ -116,25 +116,25 @@ def headed(head: Any) -> nn.Module:
     return model
 
 
-WIDTH = bare().num_features
+WIDTH = without_head().num_features
 MODELS: dict[str, Any] = {
     "norm and linear": lambda: headed(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 7))),
     "linear in a sequence": lambda: headed(nn.Sequential(nn.Linear(WIDTH, 7))),
     "another linear": lambda: headed(nn.Linear(WIDTH, 7)),
     "an MLP": lambda: headed(MLP(WIDTH, 4)),
     "dropout": lambda: headed(nn.Sequential(nn.Dropout(0.5), nn.Linear(WIDTH, 4))),
-    "backbone": lambda: Scaled(bare(), WIDTH),
-    "average": lambda: Averaged(bare(), WIDTH),
-    "average with registers": lambda: Averaged(bare("registers"), WIDTH),
-    "sequence": lambda: nn.Sequential(bare(), nn.Dropout(0.2), nn.Linear(WIDTH, 6)),
+    "backbone": lambda: Scaled(without_head(), WIDTH),
+    "average": lambda: Averaged(without_head(), WIDTH),
+    "average with registers": lambda: Averaged(without_head("registers"), WIDTH),
+    "sequence": lambda: nn.Sequential(without_head(), nn.Dropout(0.2), nn.Linear(WIDTH, 6)),
     "Lightning": lambda: Lightning(FAMILIES["vit"]()),
-    "Lightning around a backbone": lambda: Lightning(Scaled(bare(), WIDTH)),
-    "parallel": lambda: nn.DataParallel(Scaled(bare(), WIDTH)),
+    "Lightning around a backbone": lambda: Lightning(Scaled(without_head(), WIDTH)),
+    "parallel": lambda: nn.DataParallel(Scaled(without_head(), WIDTH)),
     "LoRA": adapted,
 }
 
 
-def made(name: str) -> nn.Module:
+def built(name: str) -> nn.Module:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     for parameter in model.parameters():
@@ -144,7 +144,7 @@ def made(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_it_is_equal_and_explained(name: str) -> None:
-    model = made(name)
+    model = built(name)
     vision_model = vt.wrap(model)
     x = images(vision_model, 2)
     with torch.no_grad():
@@ -172,8 +172,8 @@ def test_inside_every_family(family: str) -> None:
             self.net, self.out = inner, nn.Linear(vt.wrap(inner).num_classes, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            found = self.net(x)
-            return self.out(getattr(found, "logits", found))
+            result = self.net(x)
+            return self.out(getattr(result, "logits", result))
 
     model = Around().eval()
     vision_model = vt.wrap(model)
@@ -190,13 +190,13 @@ def test_inside_every_family(family: str) -> None:
 @pytest.mark.parametrize("method", [*METHODS, "attention_flow", "refine(ixg, masks=8)", "fullgrad_plus", "alti"])
 def test_the_map_is_that_of_the_bare_model(method: str) -> None:
     """The same weights once as timm has them, once as a backbone with a layer behind it."""
-    whole: Any = FAMILIES["vit"]().double().eval()
-    backbone = copy.deepcopy(whole)
+    full: Any = FAMILIES["vit"]().double().eval()
+    backbone = copy.deepcopy(full)
     backbone.head = nn.Identity()
-    model = nn.Sequential(backbone, whole.head)
-    x = images(whole, 2).double()
+    model = nn.Sequential(backbone, full.head)
+    x = images(full, 2).double()
     assert torch.equal(
-        vt.get_method(method).attribute(model, x, target=1), vt.get_method(method).attribute(whole, x, target=1)
+        vt.get_method(method).attribute(model, x, target=1), vt.get_method(method).attribute(full, x, target=1)
     )
 
 
@@ -215,17 +215,17 @@ def test_hugging_face_heads_and_towers() -> None:
             return self.read(self.vit(pixel_values=pixel_values).last_hidden_state[:, 0])
 
     model.classifier = nn.Sequential(nn.Dropout(0.1), nn.Linear(width, 4))
-    for each in (model.eval(), Tower().eval()):
-        vision_model = vt.wrap(each)
+    for item in (model.eval(), Tower().eval()):
+        vision_model = vt.wrap(item)
         x = images(vision_model, 2)
         with torch.no_grad():
-            found = each(x)
-        assert torch.equal(vision_model.logits(x), getattr(found, "logits", found))
+            result = item(x)
+        assert torch.equal(vision_model.logits(x), getattr(result, "logits", result))
         assert torch.isfinite(vt.get_method("generic").attribute(vision_model, x, target=1)).all()
 
 
 def test_one_of_several_outputs() -> None:
-    model = Tasks(bare(), WIDTH).eval()
+    model = Tasks(without_head(), WIDTH).eval()
     with pytest.raises(vt.VitreousError, match=r"these outputs of logits: 'kind', 'age'; choose one with output_key="):
         vt.wrap(model)
     vision_model = vt.wrap(model, output_key="age")
@@ -261,7 +261,7 @@ def test_several_transformers_inside() -> None:
 def test_none_inside() -> None:
     with pytest.raises(vt.VitreousError, match="no known model is inside"):
         vt.wrap(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2)))
-    for headless in (bare(), nn.Sequential(bare())):
+    for headless in (without_head(), nn.Sequential(without_head())):
         with pytest.raises(vt.VitreousError, match="no classifier"):
             vt.wrap(headless)
 
@@ -296,7 +296,7 @@ def test_what_would_not_be_equal_is_refused() -> None:
 
 
 def test_nothing_is_left_on_the_users_model() -> None:
-    model = made("backbone")
+    model = built("backbone")
     before = [(name, sorted(vars(module))) for name, module in model.named_modules()]
     vision_model = vt.wrap(model)
     x = images(vision_model, 2)
@@ -307,7 +307,7 @@ def test_nothing_is_left_on_the_users_model() -> None:
 
 
 def test_a_changed_head_is_seen() -> None:
-    model: Any = made("backbone")
+    model: Any = built("backbone")
     assert vt.wrap(model).num_classes == 5
     model.fc = nn.Linear(WIDTH, 9)
     assert vt.wrap(model).num_classes == 9

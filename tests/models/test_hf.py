@@ -49,9 +49,9 @@ def own(model: Any, inputs: Tensor, **more: Any) -> Tensor:
     with torch.no_grad():
         if not hasattr(model, "text"):
             return model.module(inputs, **more).logits
-        found = model.module.get_image_features(pixel_values=inputs, **more)
-        found = found if isinstance(found, Tensor) else found.pooler_output
-        logits = model.module.logit_scale.exp() * nn.functional.normalize(found, dim=-1) @ model.text.T
+        result = model.module.get_image_features(pixel_values=inputs, **more)
+        result = result if isinstance(result, Tensor) else result.pooler_output
+        logits = model.module.logit_scale.exp() * nn.functional.normalize(result, dim=-1) @ model.text.T
         return logits + getattr(model.module, "logit_bias", 0)
 
 
@@ -77,10 +77,10 @@ def test_split_at_every_layer_is_the_model(family: str) -> None:
         head = model.forward_blocks(model.embed(inputs), 0, layer)
         torch.testing.assert_close(model.forward_head(model.forward_blocks(head, layer)), expected, rtol=0, atol=1e-6)
         if layer < model.depth:
-            rest = model.suffix(layer)
-            rest.check_inputs(head)
-            assert rest.grid() == model.grid(layer=layer)
-            torch.testing.assert_close(rest.logits(head), expected, rtol=0, atol=1e-6)
+            remaining = model.suffix(layer)
+            remaining.check_inputs(head)
+            assert remaining.grid() == model.grid(layer=layer)
+            torch.testing.assert_close(remaining.logits(head), expected, rtol=0, atol=1e-6)
 
 
 def test_facts(family: str) -> None:
@@ -131,7 +131,7 @@ def test_swin_is_hierarchical() -> None:
         with pytest.raises(ModelError, match="attends inside windows"):
             vt.get_method(method).attribute(model, images(1))
     deeper = trace(model, keep := Record("resid_pre", activation_value, (0, 1, 2), grad=False))
-    assert [tuple(each.shape[1:]) for each in deeper[keep]] == [(64, 24), (64, 24), (16, 48)]
+    assert [tuple(item.shape[1:]) for item in deeper[keep]] == [(64, 24), (64, 24), (16, 48)]
 
 
 @pytest.mark.parametrize("make", ["CLIP", "Siglip"])
@@ -179,8 +179,8 @@ def test_dinov2_takes_any_whole_patches() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_attention_and_its_gradient_are_the_models_own(family: str, attention: str) -> None:
     """Against ``output_attentions=True`` of the same weights with written-out attention."""
-    made, changed = FAMILIES[family].args[:2], FAMILIES[family].keywords
-    slow, model = (build(*made, attention=each, **changed) for each in ("eager", attention))
+    built, changed = FAMILIES[family].args[:2], FAMILIES[family].keywords
+    slow, model = (build(*built, attention=item, **changed) for item in ("eager", attention))
     keeps = [
         Record("attn_weights", activation_grad if grad else activation_value, (0, 1, 2), grad) for grad in (False, True)
     ]
@@ -192,8 +192,8 @@ def test_attention_and_its_gradient_are_the_models_own(family: str, attention: s
             return
         vision_model = vt.wrap(model, text_embeds=text)
         out = slow.vision_model(images(2), output_attentions=True)
-        found = out.pooler_output if family == "hf_siglip" else slow.visual_projection(out.pooler_output)
-        score = slow.logit_scale.exp() * nn.functional.normalize(found, dim=-1) @ vision_model.text.T
+        result = out.pooler_output if family == "hf_siglip" else slow.visual_projection(out.pooler_output)
+        score = slow.logit_scale.exp() * nn.functional.normalize(result, dim=-1) @ vision_model.text.T
     else:
         vision_model = vt.wrap(model)
         out = slow(images(2), output_attentions=True)
@@ -276,9 +276,9 @@ def test_methods_run_and_leave_the_model_alone(family: str, method: str) -> None
     if model.stages and method == "skipplus(ixg)":
         pytest.skip("needs several blocks of one grid")
     model.module.train()
-    found = vt.get_method(method).attribute(model, images(2), target=1)
-    assert torch.isfinite(found).all()
-    assert found.flatten(1).std(dim=1).min() > 0
+    result = vt.get_method(method).attribute(model, images(2), target=1)
+    assert torch.isfinite(result).all()
+    assert result.flatten(1).std(dim=1).min() > 0
     assert all(module.training for module in model.module.modules())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.module.modules() if not m._modules)
     assert all(parameter.grad is None for parameter in model.module.parameters())
@@ -287,10 +287,10 @@ def test_methods_run_and_leave_the_model_alone(family: str, method: str) -> None
 @pytest.mark.parametrize("family", ["hf_vit", "hf_swin", "hf_clip"])
 def test_gradient_checkpointing_is_no_obstacle(family: str) -> None:
     model = look(family)
-    plain = {name: vt.get_method(name).attribute(model, images(2), target=1) for name in ("ixg", "decompx")}
+    reference = {name: vt.get_method(name).attribute(model, images(2), target=1) for name in ("ixg", "decompx")}
     model.module.train()
     model.module.gradient_checkpointing_enable()
-    for name, expected in plain.items():
+    for name, expected in reference.items():
         torch.testing.assert_close(vt.get_method(name).attribute(model, images(2), target=1), expected)
 
 
@@ -343,6 +343,6 @@ def test_rules_that_sum_over_an_image_keep_siglip_images_apart(spec: str) -> Non
     """Its logits come with classes first, and a bias is added to them."""
     model, x = look("hf_siglip"), images(3)
     together = vt.get_method(spec).attribute(model, x, target=1)
-    for i, found in enumerate(together):
+    for i, result in enumerate(together):
         (alone,) = vt.get_method(spec).attribute(model, x[i : i + 1], target=1)
-        assert torch.allclose(found, alone, atol=1e-5 * float(alone.abs().max()))
+        assert torch.allclose(result, alone, atol=1e-5 * float(alone.abs().max()))

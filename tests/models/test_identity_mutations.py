@@ -195,13 +195,13 @@ def prepare(photo):
 
 def test_a_function_that_prepares_pictures_is_known_by_its_code(tmp_path: Path, monkeypatch: Any) -> None:
     """Not only by what it makes of the pictures that it is tried on."""
-    plug_ins, found = PlugIns(tmp_path / "code", monkeypatch), []
+    plug_ins, actual = PlugIns(tmp_path / "code", monkeypatch), []
     plug_ins.write(own=PREPARE)
     for old, new in (("", ""), ("* 2", "* 3"), ("* 3", "* 2")):
         plug_ins.edit("own", old, new) if old else None
-        found.append(identity(sparse(), preprocess=plug_ins.load("own").prepare))
-    assert found[0] == found[2]
-    assert found[1].differences(found[0]) == "other preprocessing"
+        actual.append(identity(sparse(), preprocess=plug_ins.load("own").prepare))
+    assert actual[0] == actual[2]
+    assert actual[1].differences(actual[0]) == "other preprocessing"
 
 
 def test_a_view_of_another_place_is_another_model() -> None:
@@ -299,11 +299,11 @@ for make, change in ((FAMILIES["vit"], None), (FAMILIES["vit"], VIT["hook_object
 def test_another_process_sees_the_same_model() -> None:
     code = PROCESS.format(tests=str(Path(__file__).parent.parent / "support"))
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    message = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     hooked = FAMILIES["vit"]()
     VIT["hook_object"](hooked)
     expected = [identity(FAMILIES["vit"]()), identity(hooked), identity(sparse())]
-    assert told.stdout.split() == list(map(str, expected)), told.stderr
+    assert message.stdout.split() == list(map(str, expected)), message.stderr
 
 
 # -- results in memory -------------------------------------------------------------------------------------------------
@@ -331,10 +331,10 @@ def test_weights_are_read_only_where_something_is_stored(read_weights: list[int]
 
 
 def test_the_command_line_reads_weights_once_for_all_questions(read_weights: list[int], tmp_path: Path) -> None:
-    given = ("explain", photos(tmp_path / "photos", 1), *MODEL, "--method", "gradient", "--method", "ixg")
-    assert run(*given, "--out", tmp_path / "out").code == 0
+    options = ("explain", photos(tmp_path / "photos", 1), *MODEL, "--method", "gradient", "--method", "ixg")
+    assert run(*options, "--out", tmp_path / "out").code == 0
     assert len(read_weights) == 2, "for what each method stores"
-    assert "2 left out" in run(*given, "--out", tmp_path / "out", "--resume").out
+    assert "2 left out" in run(*options, "--out", tmp_path / "out", "--resume").out
     assert len(read_weights) == 3, "once to look for the answers of both"
 
 
@@ -377,10 +377,10 @@ def test_code_that_cannot_be_known_is_never_found_again(monkeypatch: pytest.Monk
     model, lock = FAMILIES["vit"](), threading.Lock()
     before = identity(model)
 
-    def kept(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+    def selected(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         return output if lock else None
 
-    model.blocks[0].register_forward_hook(kept)
+    model.blocks[0].register_forward_hook(selected)
     with pytest.warns(VitreousWarning, match="cannot be known"):
         after = identity(model)
     with warnings.catch_warnings():
@@ -390,6 +390,6 @@ def test_code_that_cannot_be_known_is_never_found_again(monkeypatch: pytest.Monk
 
 
 def test_identities_are_read_back_from_their_text() -> None:
-    for each in (identity(FAMILIES["vit"]()), ModelIdentity("a", "b", "c", "d"), ModelIdentity("a", "b", "c")):
-        assert ModelIdentity.parse(str(each)) == each
+    for item in (identity(FAMILIES["vit"]()), ModelIdentity("a", "b", "c", "d"), ModelIdentity("a", "b", "c")):
+        assert ModelIdentity.parse(str(item)) == item
     assert ModelIdentity.parse("0123+4567") == ModelIdentity("0123", code="4567")

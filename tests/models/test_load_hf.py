@@ -31,12 +31,12 @@ def tokenizer() -> Any:
 
     words = {word: i for i, word in enumerate(["[UNK]", "a", "photo", "of", "cat", "dog", "bird", "sleeping"])}
     words |= {"[PAD]": 96, "<s>": 97, "</s>": 98}
-    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    built = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    built.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 97), ("</s>", 98)]
     )
-    return hf.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", eos_token="</s>", unk_token="[UNK]")
+    return hf.PreTrainedTokenizerFast(tokenizer_object=built, pad_token="[PAD]", eos_token="</s>", unk_token="[UNK]")
 
 
 PROMPTS = ["a photo of a cat", "a photo of a sleeping dog", "bird"]
@@ -102,10 +102,10 @@ def test_a_saved_model_comes_back(folder: Path, monkeypatch: pytest.MonkeyPatch)
     model: Any = FAMILIES["hf_vit"]()
     vision_model = vt.load(f"hf/{folder}")
     assert vision_model.class_names == LABELS
-    how = vision_model.preprocess
-    assert (how.size, how.mean, how.std) == ((32, 32), (0.5,) * 3, (0.5,) * 3)
-    assert (how.interpolation, how.crop, how.mode) == ("bilinear", 1.0, "squash")
-    same_pixels(how, hf.AutoImageProcessor.from_pretrained(folder))
+    recipe = vision_model.preprocess
+    assert (recipe.size, recipe.mean, recipe.std) == ((32, 32), (0.5,) * 3, (0.5,) * 3)
+    assert (recipe.interpolation, recipe.crop, recipe.mode) == ("bilinear", 1.0, "squash")
+    same_pixels(recipe, hf.AutoImageProcessor.from_pretrained(folder))
     torch.testing.assert_close(vision_model.logits(images(2)), vt.wrap(model).logits(images(2)))
     assert not vision_model.module.training
     monkeypatch.chdir(folder.parent)
@@ -239,13 +239,13 @@ def photograph(width: int, height: int) -> Image.Image:
     return Image.fromarray(noise.numpy())
 
 
-def same_pixels(how: Preprocess, processor: Any) -> None:
+def same_pixels(recipe: Preprocess, processor: Any) -> None:
     """A photograph of any shape is prepared as the installed processor does, and shown as it was prepared."""
     for size in ((400, 300), (61, 97), (300, 40), (7, 5)):
         photo = photograph(*size)
-        tensor, seen, _ = how.inputs(photo)
+        tensor, seen, _ = recipe.inputs(photo)
         assert tensor.equal(processor(photo, return_tensors="pt")["pixel_values"][0])
-        torch.testing.assert_close(how.to_tensor(seen), tensor, rtol=0, atol=1e-5)
+        torch.testing.assert_close(recipe.to_tensor(seen), tensor, rtol=0, atol=1e-5)
 
 
 PROCESSORS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
@@ -280,26 +280,26 @@ def test_a_processor_that_no_data_describes_makes_its_own_pixels() -> None:
     assert ours.inputs(photograph(width, height))[2] == pytest.approx(expected, abs=step)
 
 
-@pytest.mark.parametrize(("kind", "settings"), [each[:2] for each in PROCESSORS])
+@pytest.mark.parametrize(("kind", "settings"), [item[:2] for item in PROCESSORS])
 def test_where_a_processor_crops(kind: str, settings: dict[str, Any]) -> None:
     """A white block is found in the input where the box says, to a fraction of a pixel of the input."""
-    how = from_processor(getattr(hf, kind)(**settings))
+    recipe = from_processor(getattr(hf, kind)(**settings))
     for width, height in ((500, 375), (333, 500), (515, 336)):
         pixels = np.zeros((height, width, 3), np.uint8)
         left, top, block = width // 2 - 40, height // 2 - 30, 60
         pixels[top : top + block, left : left + block] = 255
-        _, seen, box = how.inputs(Image.fromarray(pixels))
+        _, seen, box = recipe.inputs(Image.fromarray(pixels))
         assert box is not None
         light = np.asarray(seen, np.float64)[..., 0]
-        across, down = (box[2] - box[0]) / how.size[1], (box[3] - box[1]) / how.size[0]
-        x = box[0] + across * np.average(np.arange(how.size[1]) + 0.5, weights=light.sum(axis=0))
-        y = box[1] + down * np.average(np.arange(how.size[0]) + 0.5, weights=light.sum(axis=1))
-        assert (x, y) == pytest.approx((left + block / 2, top + block / 2), abs=0.15 * max(across, down))
+        columns, down = (box[2] - box[0]) / recipe.size[1], (box[3] - box[1]) / recipe.size[0]
+        x = box[0] + columns * np.average(np.arange(recipe.size[1]) + 0.5, weights=light.sum(axis=0))
+        y = box[1] + down * np.average(np.arange(recipe.size[0]) + 0.5, weights=light.sum(axis=1))
+        assert (x, y) == pytest.approx((left + block / 2, top + block / 2), abs=0.15 * max(columns, down))
 
 
 @pytest.mark.parametrize("crop", [224, 336, 384, 518])
 @pytest.mark.parametrize("resized", [232, 256, 438, 439, 592])
 def test_a_crop_gives_the_size_it_came_from(crop: int, resized: int) -> None:
     settings = {"size": {"shortest_edge": resized}, "crop_size": {"height": crop, "width": crop}}
-    found = from_processor(hf.CLIPImageProcessor(**settings))
-    assert found._scaled_size(resized * 2, resized * 2) == (resized, resized)
+    result = from_processor(hf.CLIPImageProcessor(**settings))
+    assert result._scaled_size(resized * 2, resized * 2) == (resized, resized)

@@ -24,27 +24,27 @@ LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 def adapted(layers: tuple[str, ...] = LAYERS) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     for path, module in list(odd.named_modules()):
         if path.endswith(layers):
             above, _, name = path.rpartition(".")
             setattr(odd.get_submodule(above), name, Adapter(module))
-            setattr(plain.get_submodule(above), name, odd.get_submodule(path).merged())
-    return odd.eval(), plain.eval()
+            setattr(reference.get_submodule(above), name, odd.get_submodule(path).merged())
+    return odd.eval(), reference.eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_adapters_on_every_layer(dtype: torch.dtype) -> None:
-    odd, plain = (each.to(dtype) for each in adapted())
+    odd, reference = (item.to(dtype) for item in adapted())
     near = 1e-5 if dtype == torch.float64 else 5e-4  # relevance divides by sums that cancel, and lets rounding grow
-    assert not expect_same_or_refused(odd, plain, MORE, must=MORE, near=near)
-    assert not expect_same_or_refused(odd, plain, must=METHODS)
+    assert not expect_same_or_refused(odd, reference, MORE, must=MORE, near=near)
+    assert not expect_same_or_refused(odd, reference, must=METHODS)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_an_adapter_on_one_layer(layer: str) -> None:
-    odd, plain = adapted((layer,))
-    assert not expect_same_or_refused(odd, plain, (*METHODS, "lrp", "fullgrad"), must=METHODS)
+    odd, reference = adapted((layer,))
+    assert not expect_same_or_refused(odd, reference, (*METHODS, "lrp", "fullgrad"), must=METHODS)
 
 
 @pytest.mark.parametrize("merge", [False, True])
@@ -54,11 +54,11 @@ def test_adapters_of_peft(merge: bool) -> None:
     config = peft.LoraConfig(r=2, target_modules=["qkv", "proj", "fc1", "fc2"], init_lora_weights=False)
     config.exclude_modules = "patch_embed.proj"
     odd = peft.get_peft_model(model(), config).double().eval()
-    plain = copy.deepcopy(odd).merge_and_unload().eval()
+    reference = copy.deepcopy(odd).merge_and_unload().eval()
     if merge:
         odd.merge_adapter()
-    expect_same_or_refused(odd.base_model.model, plain, (*METHODS, "bt_t", "lrp"), must=METHODS)
-    expect_same_or_refused(odd, plain, ("attin", "generic"), must=("attin", "generic"))
+    expect_same_or_refused(odd.base_model.model, reference, (*METHODS, "bt_t", "lrp"), must=METHODS)
+    expect_same_or_refused(odd, reference, ("attin", "generic"), must=("attin", "generic"))
 
 
 def test_the_diagnosis_names_adapters() -> None:
@@ -131,24 +131,26 @@ WEIGHED = {"blocks.1.attn.proj", "blocks.1.norm2", "blocks.1.norm1", "blocks.1.m
 @pytest.mark.parametrize(("by", "shift"), [(1.5, 0.0), (1.0, 0.7)], ids=["scale", "shift"])
 @pytest.mark.parametrize("place", BAKED)
 def test_a_hook_that_changes_an_output(place: str, by: float, shift: float) -> None:
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     odd.get_submodule(place).register_forward_hook(lambda module, args, output: output * by + shift)
     for path in BAKED[place]:
-        scaled(plain.get_submodule(path), by, shift)
+        scaled(reference.get_submodule(path), by, shift)
     methods = (*METHODS, "bt_t", "inflow") if place in WEIGHED else METHODS
-    refused = expect_same_or_refused(odd, plain, methods, must=METHODS if place in WEIGHED else ("generic", "rollout"))
+    refused = expect_same_or_refused(
+        odd, reference, methods, must=METHODS if place in WEIGHED else ("generic", "rollout")
+    )
     assert not set(refused) - {*SHARES, "inflow"}
     if not shift or BAKED[place] == (place,):  # relevance knows whether a constant is a layer's bias or added later
-        expect_same_or_refused(odd, plain, ("lrp",), near=1e-4)  # it adds a millionth to what it divides by
+        expect_same_or_refused(odd, reference, ("lrp",), near=1e-4)  # it adds a millionth to what it divides by
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attn.proj", "blocks.1.attn.qkv", "blocks.1.mlp.fc2", "head"])
 def test_a_hook_that_changes_an_input(place: str) -> None:
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     odd.get_submodule(place).register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))
     with torch.no_grad():
-        plain.get_submodule(place).weight *= 1.5
-    assert not expect_same_or_refused(odd, plain, (*METHODS, "lrp"), must=METHODS)
+        reference.get_submodule(place).weight *= 1.5
+    assert not expect_same_or_refused(odd, reference, (*METHODS, "lrp"), must=METHODS)
 
 
 @pytest.mark.parametrize("place", ["blocks.2", "blocks.2.norm2", "blocks.2.norm1", "blocks.2.mlp", "blocks.2.attn"])
@@ -249,23 +251,23 @@ PARAMETRIZED: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize("kind", PARAMETRIZED)
 def test_parametrizations_and_casts(kind: str) -> None:
     torch.manual_seed(0)
-    odd, plain = (model().float() if kind == "cast" else model() for _ in range(2))
-    for block, other in zip(odd.blocks, plain.blocks, strict=True):
-        for owner, twin, name in ((block.attn, other.attn, "proj"), (block.mlp, other.mlp, "fc2")):
+    odd, reference = (model().float() if kind == "cast" else model() for _ in range(2))
+    for block, other in zip(odd.blocks, reference.blocks, strict=True):
+        for owner, copied, name in ((block.attn, other.attn, "proj"), (block.mlp, other.mlp, "fc2")):
             layer = PARAMETRIZED[kind](getattr(owner, name)).eval()
             setattr(owner, name, layer)
             with torch.no_grad():
-                layer(torch.zeros(1, getattr(twin, name).in_features).to(getattr(twin, name).weight))
+                layer(torch.zeros(1, getattr(copied, name).in_features).to(getattr(copied, name).weight))
                 weight = layer.inner.weight if kind == "cast" else layer.weight
-                getattr(twin, name).weight.copy_(weight)
-    assert not expect_same_or_refused(odd, plain, (*METHODS, "bt_t"), must=METHODS)
+                getattr(copied, name).weight.copy_(weight)
+    assert not expect_same_or_refused(odd, reference, (*METHODS, "bt_t"), must=METHODS)
 
 
 def test_a_norm_that_divides_by_something_else() -> None:
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     odd.blocks[1].norm2.__class__ = WideNorm
-    plain.blocks[1].norm2.eps = 0.5
-    assert not expect_same_or_refused(odd, plain, must=METHODS)
+    reference.blocks[1].norm2.eps = 0.5
+    assert not expect_same_or_refused(odd, reference, must=METHODS)
 
 
 class Squashed(nn.LayerNorm):
@@ -283,7 +285,7 @@ def test_a_norm_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize("factor", ["scale", "mask"])
 def test_attention_of_ones_own(factor: str) -> None:
     """Another scale and a mask are seen where they act; weights changed after the softmax are refused."""
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     attn, x = odd.blocks[2].attn, images(odd, 1)
 
     def forward(self: Any, x: Tensor, **options: Any) -> Tensor:
@@ -301,9 +303,9 @@ def test_attention_of_ones_own(factor: str) -> None:
                 vt.get_method(spec).attribute(odd, x, target=1)
         return
     with torch.no_grad():
-        plain.blocks[2].attn.qkv.weight[: odd.embed_dim] *= 2
-        plain.blocks[2].attn.qkv.bias[: odd.embed_dim] *= 2
-    assert not expect_same_or_refused(odd, plain, must=METHODS)
+        reference.blocks[2].attn.qkv.weight[: odd.embed_dim] *= 2
+        reference.blocks[2].attn.qkv.bias[: odd.embed_dim] *= 2
+    assert not expect_same_or_refused(odd, reference, must=METHODS)
 
 
 class OtherPositions(VisionTransformer):
@@ -312,9 +314,14 @@ class OtherPositions(VisionTransformer):
 
 
 def test_positions_of_ones_own() -> None:
-    odd, plain = model(), model()
+    odd, reference = model(), model()
     odd.__class__ = OtherPositions
     with torch.no_grad():
-        for each in (plain.pos_embed, plain.cls_token, plain.patch_embed.proj.weight, plain.patch_embed.proj.bias):
-            each *= 1.5
-    assert not expect_same_or_refused(odd, plain, must=METHODS)
+        for item in (
+            reference.pos_embed,
+            reference.cls_token,
+            reference.patch_embed.proj.weight,
+            reference.patch_embed.proj.bias,
+        ):
+            item *= 1.5
+    assert not expect_same_or_refused(odd, reference, must=METHODS)

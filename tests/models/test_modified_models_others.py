@@ -42,13 +42,13 @@ def test_hooks_in_other_families(family: str, hook: str) -> None:
         return 1.5 * output if isinstance(output, Tensor) else (1.5 * output[0], *output[1:])
 
     for ending in PROJECTIONS[family]:
-        odd, plain = model(family), model(family)
+        odd, reference = model(family), model(family)
         paths = [path for path, _ in odd.named_modules() if path.endswith(f".{ending}")]
         if not paths:
             continue
         path = paths[1 % len(paths)]
         odd.get_submodule(path).register_forward_hook(change)
-        part = plain.get_submodule(path)
+        part = reference.get_submodule(path)
         if hook == "scale" and ending == "self_attention":
             part = part.out_proj
         baked = ending != "out_proj" and not ending.startswith("drop_path")  # torchvision's is read, and never run
@@ -61,7 +61,7 @@ def test_hooks_in_other_families(family: str, hook: str) -> None:
                 with pytest.raises(VitreousError, match=ending):
                     vt.get_method(spec).attribute(odd, images(odd, 1), target=1)
             continue
-        refused = expect_same_or_refused(odd, plain, must=("generic", "rollout", "decompx"))
+        refused = expect_same_or_refused(odd, reference, must=("generic", "rollout", "decompx"))
         assert hook == "scale" or not refused, (path, refused)
 
 
@@ -70,14 +70,14 @@ def test_adapters_in_other_families(family: str) -> None:
     if family not in EVERY:
         pytest.skip("its library is not installed")
     torch.manual_seed(0)
-    odd, plain = model(family), model(family)
+    odd, reference = model(family), model(family)
     skipped = ("out_proj", "head", "classifier", "heads.head", "qkv")  # read by the model, or a head of its own
     for path, module in list(odd.named_modules()):
         if isinstance(module, nn.Linear) and not path.endswith(skipped):
             above, _, name = path.rpartition(".")
             setattr(odd.get_submodule(above), name, Adapter(module))
-            setattr(plain.get_submodule(above), name, odd.get_submodule(path).merged())
-    assert not expect_same_or_refused(odd.eval(), plain.eval(), (*METHODS, "bt_t", "lrp"), must=METHODS)
+            setattr(reference.get_submodule(above), name, odd.get_submodule(path).merged())
+    assert not expect_same_or_refused(odd.eval(), reference.eval(), (*METHODS, "bt_t", "lrp"), must=METHODS)
 
 
 @pytest.mark.parametrize("family", ["hf_vit", "hf_dinov2"])
@@ -89,8 +89,8 @@ def test_adapters_of_peft_in_hugging_face(family: str) -> None:
     names = {path.rpartition(".")[2] for path, m in model(family).named_modules() if isinstance(m, nn.Linear)}
     config = peft.LoraConfig(r=2, target_modules=sorted(names - {"classifier"}), init_lora_weights=False)
     odd = peft.get_peft_model(model(family), config).double().eval()
-    plain = copy.deepcopy(odd).merge_and_unload().eval()
-    expect_same_or_refused(odd.base_model.model, plain, (*METHODS, "bt_t"), must=METHODS)
+    reference = copy.deepcopy(odd).merge_and_unload().eval()
+    expect_same_or_refused(odd.base_model.model, reference, (*METHODS, "bt_t"), must=METHODS)
 
 
 @pytest.mark.parametrize("family", ["hf_vit", "tv_vit", "swin", "beit"])
@@ -111,9 +111,9 @@ def test_an_average_in_a_subclass_of_other_families(family: str) -> None:
 @pytest.mark.parametrize("layer", ["attn.proj", "attn.qkv"])
 def test_an_adapter_in_other_vits(family: str, layer: str) -> None:
     torch.manual_seed(0)
-    odd, plain = model(family), model(family)
-    for block, other in zip(odd.blocks, plain.blocks, strict=True):
+    odd, reference = model(family), model(family)
+    for block, other in zip(odd.blocks, reference.blocks, strict=True):
         name = layer.rpartition(".")[2]
         setattr(block.attn, name, Adapter(getattr(block.attn, name)))
         setattr(other.attn, name, getattr(block.attn, name).merged())
-    assert not expect_same_or_refused(odd.eval(), plain.eval(), MORE, must=METHODS)
+    assert not expect_same_or_refused(odd.eval(), reference.eval(), MORE, must=METHODS)

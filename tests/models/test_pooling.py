@@ -41,9 +41,9 @@ class Attending(VisionTransformer):
 
 def pooled_by_average() -> nn.Module:
     """The same weights, in a model that says how it pools."""
-    plain = model()
-    plain.global_pool = "avg"
-    return plain
+    reference = model()
+    reference.global_pool = "avg"
+    return reference
 
 
 def test_an_average_in_a_subclass() -> None:

@@ -43,20 +43,20 @@ def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
         "center": max(width / photo.width, height / photo.height),
         "border": min(width / photo.width, height / photo.height),
     }.get(how.mode)
-    across = width if scale is None else max(1, round(photo.width * scale))
+    columns = width if scale is None else max(1, round(photo.width * scale))
     down = height if scale is None else max(1, round(photo.height * scale))
     if how.mode == "center" and height == width:  # rounded down, unlike the rest
-        across = width if photo.width <= photo.height else int(width * photo.width / photo.height)
+        columns = width if photo.width <= photo.height else int(width * photo.width / photo.height)
         down = height if photo.height <= photo.width else int(height * photo.height / photo.width)
-    resized = np.asarray(photo.resize((across, down), getattr(Image.Resampling, how.interpolation.upper())))
+    resized = np.asarray(photo.resize((columns, down), getattr(Image.Resampling, how.interpolation.upper())))
     left, top = (
         round((long - short) / 2) if long >= short else -((short - long) // 2)
-        for long, short in zip((across, down), how.size[::-1], strict=True)
+        for long, short in zip((columns, down), how.size[::-1], strict=True)
     )
     out = np.empty((*how.size, 3), np.uint8)
     for y in range(how.size[0]):
         for x in range(how.size[1]):
-            inside = 0 <= y + top < down and 0 <= x + left < across
+            inside = 0 <= y + top < down and 0 <= x + left < columns
             out[y, x] = resized[y + top, x + left] if inside else [round(255 * value) for value in how.mean]
     return out
 
@@ -70,7 +70,7 @@ def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolati
     for size in INPUTS:
         for crop in (0.875, 0.9, 1.0):
             how = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
-            for photo in (photograph(*each) for each in SIZES):
+            for photo in (photograph(*item) for item in SIZES):
                 assert np.array_equal(np.asarray(how.resize_and_crop(photo)[0]), slowly(how, photo)), (
                     size,
                     crop,
@@ -119,7 +119,7 @@ def test_a_views_preprocess_is_its_models(name: str, size: Any) -> None:
     sides = (size, size) if isinstance(size, int) else size
     transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, *sides)}, is_training=False)
     how = vt.wrap(model).preprocess
-    for photo in (photograph(*each) for each in SIZES):
+    for photo in (photograph(*item) for item in SIZES):
         assert how.inputs(photo)[0].equal(transform(photo))
 
 
@@ -148,8 +148,8 @@ def rounded(photo: Image.Image, long: Callable[[float], int], left: Callable[[fl
     """The centre crop of 56 out of 64 pixels, as libraries have it: what is no whole pixel is rounded somehow."""
     scale = 64 / min(photo.size)
     resized = photo.resize(tuple(64 if side == min(photo.size) else long(side * scale) for side in photo.size), 3)
-    across, down = (left((side - 56) / 2) for side in resized.size)
-    return transforms.functional.to_tensor(resized.crop((across, down, across + 56, down + 56)))
+    columns, down = (left((side - 56) / 2) for side in resized.size)
+    return transforms.functional.to_tensor(resized.crop((columns, down, columns + 56, down + 56)))
 
 
 def half_up(value: float) -> int:
@@ -226,11 +226,11 @@ def test_a_marker_lies_where_the_box_says(
     how = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
     seen, (x0, y0, x1, y1) = how.resize_and_crop(Image.fromarray(pixels))
     light = np.asarray(seen, np.float64)[..., 0] / 255
-    across, down = (x1 - x0) / size[1], (y1 - y0) / size[0]
-    x = x0 + across * np.average(np.arange(size[1]) + 0.5, weights=light.sum(axis=0))
+    columns, down = (x1 - x0) / size[1], (y1 - y0) / size[0]
+    x = x0 + columns * np.average(np.arange(size[1]) + 0.5, weights=light.sum(axis=0))
     y = y0 + down * np.average(np.arange(size[0]) + 0.5, weights=light.sum(axis=1))
     assert (x, y) == pytest.approx((left + block / 2, top + block / 2), abs=0.25)
-    assert light.sum() * across * down == pytest.approx(block**2, rel=0.01)
+    assert light.sum() * columns * down == pytest.approx(block**2, rel=0.01)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -245,12 +245,12 @@ def test_a_measured_place_is_that_of_the_formula(mode: str, interpolation: str) 
         measured = Transform(function)
         assert measured.mode == "own"
         for width, height in ((300, 200), (200, 300), (97, 61), (1200, 900), (400, 100), (20, 24)):
-            box, told = measured.region(width, height), data.region(width, height)
+            box, message = measured.region(width, height), data.region(width, height)
             assert box is not None
             for index, side in enumerate((*size[::-1], *size[::-1])):
-                step = (told[index % 2 + 2] - told[index % 2]) / side  # of one pixel of the input
+                step = (message[index % 2 + 2] - message[index % 2]) / side  # of one pixel of the input
                 within = max(step, 1) if interpolation == "nearest" else 0.1 * max(step, 1)
-                assert box[index] == pytest.approx(told[index], abs=within), (size, width, height)
+                assert box[index] == pytest.approx(message[index], abs=within), (size, width, height)
 
 
 BENT: dict[str, Callable[[Image.Image], Image.Image]] = {

@@ -56,11 +56,11 @@ DATA: dict[str, Callable[[Image.Image], Any]] = {
 
 @pytest.mark.parametrize("form", DATA)
 def test_what_can_be_data_becomes_data(form: str) -> None:
-    how = as_preprocess(DATA[form])
-    assert type(how) is vt.Preprocess
+    settings = as_preprocess(DATA[form])
+    assert type(settings) is vt.Preprocess
     for size in SIZES:
         photo = photograph(*size)
-        torch.testing.assert_close(how.inputs(photo)[0], DATA[form](photo), rtol=0, atol=1e-5)
+        torch.testing.assert_close(settings.inputs(photo)[0], DATA[form](photo), rtol=0, atol=1e-5)
 
 
 CALLABLES: dict[str, Callable[[Image.Image], Any]] = {
@@ -85,44 +85,44 @@ PLACES = {  # of 97 x 61 pixels
 
 @pytest.mark.parametrize("form", CALLABLES)
 def test_any_other_callable_is_used_as_it_is(form: str) -> None:
-    how = as_preprocess(CALLABLES[form])
-    assert isinstance(how, Transform)
-    assert how.mode == ("center" if form == "resized as a tensor" else "own")
+    settings = as_preprocess(CALLABLES[form])
+    assert isinstance(settings, Transform)
+    assert settings.mode == ("center" if form == "resized as a tensor" else "own")
     photo = photograph(97, 61)
-    tensor, seen, box = how.inputs(photo)
-    made = CALLABLES[form](photo)
-    made = torch.from_numpy(made["pixel_values"][0]) if isinstance(made, dict) else made
-    assert tensor.equal(torch.Tensor(made))
+    tensor, seen, box = settings.inputs(photo)
+    built = CALLABLES[form](photo)
+    built = torch.from_numpy(built["pixel_values"][0]) if isinstance(built, dict) else built
+    assert tensor.equal(torch.Tensor(built))
     assert box == pytest.approx(PLACES[form], abs=0.1)
-    torch.testing.assert_close(how.to_tensor(seen), tensor, rtol=0, atol=0.02)  # up to bytes
+    torch.testing.assert_close(settings.to_tensor(seen), tensor, rtol=0, atol=0.02)  # up to bytes
 
 
 def test_size_and_colours_of_a_callable_are_found() -> None:
-    how = as_preprocess(CALLABLES["one corner"])
-    assert how.size == (64, 64)
-    assert how.mean == pytest.approx((0.5, 0.4, 0.3), abs=1e-5)
-    assert how.std == pytest.approx((0.2, 0.25, 0.3), abs=1e-5)
-    assert repr(how) == repr(as_preprocess(CALLABLES["one corner"]))  # results are known by it
+    settings = as_preprocess(CALLABLES["one corner"])
+    assert settings.size == (64, 64)
+    assert settings.mean == pytest.approx((0.5, 0.4, 0.3), abs=1e-5)
+    assert settings.std == pytest.approx((0.2, 0.25, 0.3), abs=1e-5)
+    assert repr(settings) == repr(as_preprocess(CALLABLES["one corner"]))  # results are known by it
     other = as_preprocess(lambda photo: NORMAL(transforms.functional.to_tensor(photo.resize((64, 64)))))
-    assert other != how
-    assert repr(other) != repr(how)
+    assert other != settings
+    assert repr(other) != repr(settings)
 
 
 def test_timms_configuration() -> None:
     config = resolve_model_data_config(
         {"input_size": (3, 48, 48), "crop_pct": 0.9, "mean": (0.5,) * 3, "std": (0.5,) * 3}
     )
-    how, by_timm = as_preprocess(config), create_transform(**config, is_training=False)
+    settings, by_timm = as_preprocess(config), create_transform(**config, is_training=False)
     for size in SIZES:
         photo = photograph(*size)
-        assert how.inputs(photo)[0].equal(by_timm(photo))
+        assert settings.inputs(photo)[0].equal(by_timm(photo))
 
 
 def test_an_image_processor() -> None:
     transformers = pytest.importorskip("transformers")
     processor = transformers.ViTImageProcessor(size={"height": 40, "width": 40}, image_mean=[0.1, 0.2, 0.3])
-    how = as_preprocess(processor)
-    assert (how.size, how.mean, how.mode) == ((40, 40), (0.1, 0.2, 0.3), "squash")
+    settings = as_preprocess(processor)
+    assert (settings.size, settings.mean, settings.mode) == ((40, 40), (0.1, 0.2, 0.3), "squash")
 
 
 def corner(photo: Image.Image) -> torch.Tensor:
@@ -156,28 +156,28 @@ def test_without_a_known_place_nothing_is_drawn_on_the_photograph() -> None:
 
 def test_a_transform_is_not_changed_by_its_fields() -> None:
     """It would go on making what its function makes, and say otherwise."""
-    how = as_preprocess(corner)
+    settings = as_preprocess(corner)
     with pytest.raises(ModelError, match="a Transform does what its function does"):
-        replace(how, mean=(0.0, 0.0, 0.0))
+        replace(settings, mean=(0.0, 0.0, 0.0))
 
 
 def test_a_transform_travels() -> None:
     """To another process, with all that it knows of itself."""
-    how = as_preprocess(corner)
-    for other in (pickle.loads(pickle.dumps(how)), copy.deepcopy(how)):
-        assert other == how
-        assert repr(other) == repr(how)
+    settings = as_preprocess(corner)
+    for other in (pickle.loads(pickle.dumps(settings)), copy.deepcopy(settings)):
+        assert other == settings
+        assert repr(other) == repr(settings)
         assert other.inputs(photograph(64, 48))[0].equal(corner(photograph(64, 48)))
-    assert json.loads(json.dumps(how.to_json()))["digest"] == how.digest
+    assert json.loads(json.dumps(settings.to_json()))["digest"] == settings.digest
 
 
 def test_margins_are_no_part_of_the_colours() -> None:
     """A small picture in a large frame: most of the input is neither black nor white."""
     padded = transforms.Compose([transforms.Resize((20, 20)), transforms.ToTensor(), NORMAL, transforms.Pad(22)])
-    how = Transform(padded)
-    assert how.mean == pytest.approx((0.5, 0.4, 0.3), abs=1e-5)
-    assert how.std == pytest.approx((0.2, 0.25, 0.3), abs=1e-5)
-    assert how.region(200, 100) == pytest.approx((-220, -110, 420, 210), abs=1)
+    settings = Transform(padded)
+    assert settings.mean == pytest.approx((0.5, 0.4, 0.3), abs=1e-5)
+    assert settings.std == pytest.approx((0.2, 0.25, 0.3), abs=1e-5)
+    assert settings.region(200, 100) == pytest.approx((-220, -110, 420, 210), abs=1)
 
 
 def test_a_random_transform_has_no_place() -> None:
@@ -187,19 +187,19 @@ def test_a_random_transform_has_no_place() -> None:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = [Transform(flipping) for _ in range(8)]
-    random = [how for how in made if how.is_random]  # half of them are caught by two calls
+        built = [Transform(flipping) for _ in range(8)]
+    random = [settings for settings in built if settings.is_random]  # half of them are caught by two calls
     assert random
-    assert all(how.region(100, 80) is None for how in random)
+    assert all(settings.region(100, 80) is None for settings in random)
 
 
 def test_a_failure_on_one_photograph_names_it() -> None:
     def picky(photo: Image.Image) -> torch.Tensor:
         return corner(photo) if photo.width > 60 else torch.zeros(3, 0, 0) / 0 @ torch.zeros(7)
 
-    how = Transform(picky)
+    settings = Transform(picky)
     with pytest.raises(ImageError, match="preprocess fails on a picture of 50 x 40 pixels"):
-        how.inputs(photograph(50, 40))
+        settings.inputs(photograph(50, 40))
 
 
 def test_load_takes_it_too() -> None:

@@ -20,8 +20,8 @@ UNMET = ("text_", "mask_token")  # no image meets them
 
 @pytest.fixture(params=EVERY)
 def model(request: pytest.FixtureRequest) -> Any:
-    made = EVERY[request.param]()
-    return vt.wrap(made)
+    built = EVERY[request.param]()
+    return vt.wrap(built)
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -47,22 +47,22 @@ def test_every_parameter_has_one_stage(model: Any) -> None:
 
 @pytest.mark.parametrize("which", ["head", "norm", "block 0", "embeddings"])
 def test_one_stage_changes_and_nothing_else(model: Any, which: str) -> None:
-    before = {name: each.detach().clone() for name, each in model.module.state_dict().items()}
+    before = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
     mine = set(stage_parameters(model)[which])
     seen = randomised(model, [which], seed=3)
     own, new = tensors(model), tensors(seen)
-    for name, each in own.items():
-        if name not in mine or each.numel() == 1:
-            assert new[name].data_ptr() == each.data_ptr(), f"{name} is not shared"
+    for name, value in own.items():
+        if name not in mine or value.numel() == 1:
+            assert new[name].data_ptr() == value.data_ptr(), f"{name} is not shared"
         else:
-            assert new[name].data_ptr() != each.data_ptr()
-            assert not torch.equal(new[name], each), f"{name} is what it was"
+            assert new[name].data_ptr() != value.data_ptr()
+            assert not torch.equal(new[name], value), f"{name} is what it was"
             assert torch.isfinite(new[name]).all()
-            assert (new[name].shape, new[name].dtype) == (each.shape, each.dtype)
-    for name, each in dict(model.module.named_buffers()).items():
-        assert dict(seen.module.named_buffers())[name].data_ptr() == each.data_ptr()
-    for name, each in model.module.state_dict().items():
-        assert torch.equal(each, before[name]), f"{name} of the user's model was touched"
+            assert (new[name].shape, new[name].dtype) == (value.shape, value.dtype)
+    for name, value in dict(model.module.named_buffers()).items():
+        assert dict(seen.module.named_buffers())[name].data_ptr() == value.data_ptr()
+    for name, value in model.module.state_dict().items():
+        assert torch.equal(value, before[name]), f"{name} of the user's model was touched"
 
 
 def test_the_view_runs_is_proven_and_is_its_own(model: Any) -> None:
@@ -82,8 +82,8 @@ def test_the_view_runs_is_proven_and_is_its_own(model: Any) -> None:
 def test_streams() -> None:
     model = vt.wrap(FAMILIES["vit"]())
     one, other = (tensors(randomised(model, stages(model), seed)) for seed in (0, 1))
-    drawn = [name for name in one if one[name].ndim > 1]
-    assert not any(torch.equal(one[name], other[name]) for name in drawn), "seeds differ"
+    sampled = [name for name in one if one[name].ndim > 1]
+    assert not any(torch.equal(one[name], other[name]) for name in sampled), "seeds differ"
     blocks = [one[f"blocks.{layer}.attn.qkv.weight"] for layer in range(3)]
     assert not torch.equal(blocks[0], blocks[1])
     assert not torch.equal(blocks[1], blocks[2])
@@ -97,23 +97,23 @@ def test_what_is_drawn() -> None:
     model = FAMILIES["deit3"]()
     vision_model = vt.wrap(model)
     own, new = dict(model.named_parameters()), tensors(randomised(vision_model, stages(vision_model), 0))
-    for name, each in new.items():
+    for name, value in new.items():
         if "norm" in name:
-            assert (each == (1 if name.endswith("weight") else 0)).all(), name
+            assert (value == (1 if name.endswith("weight") else 0)).all(), name
         elif "gamma" in name:
-            assert torch.equal(each.sort().values, own[name].sort().values), "LayerScale is dealt out anew"
+            assert torch.equal(value.sort().values, own[name].sort().values), "LayerScale is dealt out anew"
         elif name.endswith("bias"):
-            assert (each == 0).all(), name
-        elif each.numel() > 500:
-            assert each.std().item() == pytest.approx(0.02, rel=0.1), name
-            assert abs(each.mean().item()) < 0.003
+            assert (value == 0).all(), name
+        elif value.numel() > 500:
+            assert value.std().item() == pytest.approx(0.02, rel=0.1), name
+            assert abs(value.mean().item()) < 0.003
     scaled = tensors(randomised(vision_model, stages(vision_model), 0, init="own"))
     weight = "blocks.0.mlp.fc1.weight"
     torch.testing.assert_close(scaled[weight], new[weight] / 0.02 * own[weight].double().std().item())
-    kept = tensors(randomised(vision_model, stages(vision_model), 0, norms="keep"))
+    selected = tensors(randomised(vision_model, stages(vision_model), 0, norms="keep"))
     dealt = tensors(randomised(vision_model, stages(vision_model), 0, norms="permute"))
-    for name in (each for each in own if "norm" in each):
-        assert torch.equal(kept[name], own[name])
+    for name in (value for value in own if "norm" in value):
+        assert torch.equal(selected[name], own[name])
         assert torch.equal(dealt[name].sort().values, own[name].sort().values)
         assert not torch.equal(dealt[name], own[name])
     still = tensors(randomised(vision_model, stages(vision_model), 0, tokens=False))
@@ -124,7 +124,7 @@ def test_projections_of_torch_attention_are_drawn() -> None:
     """They have no ``reset_parameters``, so that code which calls it leaves them trained."""
     model = vt.wrap(EVERY["tv_vit"]())
     new = tensors(randomised(model, ["block 2"], 0))
-    name = next(each for each in new if "layer_2" in each and each.endswith("in_proj_weight"))
+    name = next(value for value in new if "layer_2" in value and value.endswith("in_proj_weight"))
     assert new[name].std().item() == pytest.approx(0.02, rel=0.1)
 
 

@@ -112,12 +112,13 @@ def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     vision_model, inputs = vt.wrap(model), images(model, 2)
     expected = model(inputs)
     for layer in range(vision_model.depth):
-        rest, tokens = vision_model.suffix(layer), vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
-        rest.check_inputs(tokens)
-        assert rest.depth == vision_model.depth - layer
-        assert rest.grid() == vision_model.grid()
-        torch.testing.assert_close(rest.logits(tokens), expected, rtol=0, atol=max(1e-6, rounding(family)))
-        assert rest.forward_block(0, tokens).equal(model.blocks[layer](tokens))
+        remaining = vision_model.suffix(layer)
+        tokens = vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
+        remaining.check_inputs(tokens)
+        assert remaining.depth == vision_model.depth - layer
+        assert remaining.grid() == vision_model.grid()
+        torch.testing.assert_close(remaining.logits(tokens), expected, rtol=0, atol=max(1e-6, rounding(family)))
+        assert remaining.forward_block(0, tokens).equal(model.blocks[layer](tokens))
 
 
 @pytest.mark.parametrize("layer", [-1, 3])
@@ -164,8 +165,8 @@ def test_prefix_tokens_always_stay(family: str) -> None:
     model = FAMILIES[family]()
     vision_model = vt.wrap(model)
     tokens = vision_model.embed(images(model, 2))
-    kept = vision_model.select_tokens(tokens, torch.empty(2, 0, dtype=torch.long))
-    assert kept.equal(tokens[:, : FACTS[family][1]])
+    selected = vision_model.select_tokens(tokens, torch.empty(2, 0, dtype=torch.long))
+    assert selected.equal(tokens[:, : FACTS[family][1]])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_pooling_row_is_what_the_head_reads(family: str) -> None:
     vision_model = vt.wrap(model)
     seen: list[Tensor] = []
     readers = [model.head, model.head_dist] if family == "deit_distilled" else [model.fc_norm]
-    hooks = [part.register_forward_pre_hook(lambda module, given: seen.append(given[0])) for part in readers]
+    hooks = [part.register_forward_pre_hook(lambda module, options: seen.append(options[0])) for part in readers]
     tokens = model.norm(vision_model.forward_blocks(vision_model.embed(images(model, 2))))
     model.forward_head(tokens)
     for hook in hooks:

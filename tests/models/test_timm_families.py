@@ -47,14 +47,14 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def wide(family: str) -> Any:
+def broad(family: str) -> Any:
     """In double precision, so that the order of a sum does not matter; timm's learnt rotations know only single."""
     model = EVERY[family]()
     return model if family.startswith("mixed") else model.double()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 if expected.dtype == torch.float64 else 1e-5)
+def close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-10 if expected.dtype == torch.float64 else 1e-5)
 
 
 # -- the three verbs -----------------------------------------------------------------------------------
@@ -83,10 +83,11 @@ def test_suffix_goes_on_where_the_prefix_stopped(family: str) -> None:
     model = EVERY[family]()
     vision_model, inputs = vt.wrap(model), images(model, 2)
     for layer in range(vision_model.depth):
-        rest, tokens = vision_model.suffix(layer), vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
-        rest.check_inputs(tokens)
-        assert (rest.depth, rest.grid()) == (vision_model.depth - layer, vision_model.grid(layer=layer))
-        torch.testing.assert_close(rest.logits(tokens), model(inputs), rtol=0, atol=max(1e-6, rounding(family)))
+        remaining = vision_model.suffix(layer)
+        tokens = vision_model.forward_blocks(vision_model.embed(inputs), 0, layer)
+        remaining.check_inputs(tokens)
+        assert (remaining.depth, remaining.grid()) == (vision_model.depth - layer, vision_model.grid(layer=layer))
+        torch.testing.assert_close(remaining.logits(tokens), model(inputs), rtol=0, atol=max(1e-6, rounding(family)))
 
 
 @torch.no_grad()
@@ -127,12 +128,12 @@ def test_facts(family: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("family", [*BEIT, *EVA])
 def test_keeping_all_patches_changes_nothing(family: str) -> None:
-    model = wide(family)
+    model = broad(family)
     vision_model, inputs = vt.wrap(model), images(model, 2)
-    height, across = vision_model.grid()
-    ordered = torch.arange(height * across).expand(2, -1)
+    height, columns = vision_model.grid()
+    ordered = torch.arange(height * columns).expand(2, -1)
     shuffled = torch.stack(
-        [torch.randperm(height * across, generator=torch.Generator().manual_seed(s)) for s in (1, 2)]
+        [torch.randperm(height * columns, generator=torch.Generator().manual_seed(s)) for s in (1, 2)]
     )
     tokens = vision_model.embed(inputs)
     for layer in range(vision_model.depth):
@@ -148,19 +149,19 @@ KEEP = torch.tensor([[0, 5, 7], [11, 2, 3], [9, 8, 15]])
 @pytest.mark.parametrize("family", BEIT)
 def test_left_out_is_never_looked_at(family: str) -> None:
     """All tokens run, but nobody may look at those left out: the others cannot tell the difference."""
-    model = wide(family)
+    model = broad(family)
     vision_model, inputs = vt.wrap(model), images(model, 3)
     everyone = vision_model.embed(inputs)
     rows = torch.cat([torch.zeros(3, 1, dtype=torch.long), KEEP + 1], dim=1)
     hidden = torch.full((3, 1, 1, everyone.shape[1]), -torch.inf, dtype=everyone.dtype)
-    for image, kept in enumerate(rows.tolist()):
-        hidden[image, :, :, kept] = 0
+    for image, selected in enumerate(rows.tolist()):
+        hidden[image, :, :, selected] = 0
     shared = 0 if model.rel_pos_bias is None else model.rel_pos_bias()
-    some = vision_model.select_tokens(everyone, KEEP)
+    few = vision_model.select_tokens(everyone, KEEP)
     for layer, block in enumerate(model.blocks):
         everyone = block(everyone, shared_rel_pos_bias=shared + hidden)
-        some = vision_model.forward_block(layer, some, KEEP)
-        close(some, everyone[torch.arange(3)[:, None], rows])
+        few = vision_model.forward_block(layer, few, KEEP)
+        close(few, everyone[torch.arange(3)[:, None], rows])
     close(vision_model.logits(inputs, keep=KEEP), vision_model.forward_head(everyone[torch.arange(3)[:, None], rows]))
     assert not torch.allclose(vision_model.logits(inputs, keep=KEEP), model(inputs), atol=1e-3)
 
@@ -173,19 +174,19 @@ class Drop(nn.Module):
         self.prefix = prefix
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        rows = [[*range(self.prefix), *(self.prefix + patch for patch in kept)] for kept in KEEP.tolist()]
+        rows = [[*range(self.prefix), *(self.prefix + patch for patch in selected)] for selected in KEEP.tolist()]
         return torch.stack([tokens[image, row] for image, row in enumerate(rows)]), KEEP
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", EVA)
 def test_left_out_as_timm_drops_patches(family: str) -> None:
-    model = wide(family)
+    model = broad(family)
     vision_model, inputs = vt.wrap(model), images(model, 3)
-    found, plain = vision_model.logits(inputs, keep=KEEP), model(inputs)
+    result, reference = vision_model.logits(inputs, keep=KEEP), model(inputs)
     model.patch_drop = Drop(FACTS[family][3])
-    close(found, model(inputs))
-    assert not torch.allclose(found, plain, atol=1e-3)
+    close(result, model(inputs))
+    assert not torch.allclose(result, reference, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", SWIN)
@@ -209,13 +210,13 @@ def trace(model: vt.VisionModel, *keeps: Record) -> Any:
 
 @pytest.mark.parametrize("family", ["beit_shared", "packed", "swinv2"])
 def test_branches_add_up_to_the_residual_stream(family: str) -> None:
-    model = vt.wrap(wide(family))
+    model = vt.wrap(broad(family))
     layers = tuple(layer for layer in range(model.depth) if layer + 1 not in [stage.start for stage in model.stages])
     keeps = [
         Record(point, activation_value, layers, grad=False) for point in ("resid_pre", "attn", "mlp", "resid_post")
     ]
-    found = trace(model, *keeps)
-    for before, attn, mlp, after in zip(*(found[keep] for keep in keeps), strict=True):
+    result = trace(model, *keeps)
+    for before, attn, mlp, after in zip(*(result[keep] for keep in keeps), strict=True):
         close(before + attn + mlp, after)
 
 
@@ -238,8 +239,8 @@ def test_class_activation_maps_look_where_every_patch_reaches_the_class(family: 
     model = vt.wrap(EVERY[family]())
     keep = Record(model.cam_point, activation_grad, (model.depth - 1,))
     (gradient,) = trace(model, keep)[keep]
-    high, across = model.grid(layer=model.depth - 1)
-    assert gradient.shape[:2] == (2, model.num_prefix_tokens + high * across)
+    upper, columns = model.grid(layer=model.depth - 1)
+    assert gradient.shape[:2] == (2, model.num_prefix_tokens + upper * columns)
     assert (gradient[:, model.num_prefix_tokens :].abs().amax(dim=-1) > 0).all()
 
 

@@ -49,8 +49,8 @@ def test_embed_run_finish_is_the_model(kind: str) -> None:
     double = vt.wrap(model.double())
     for layer in range(vision_model.depth + 1):
         head = double.forward_blocks(double.embed(inputs.double()), 0, layer)
-        found = double.forward_head(double.forward_blocks(head, layer))
-        torch.testing.assert_close(found, model(inputs.double()), rtol=0, atol=1e-10)
+        result = double.forward_head(double.forward_blocks(head, layer))
+        torch.testing.assert_close(result, model(inputs.double()), rtol=0, atol=1e-10)
 
 
 @torch.no_grad()
@@ -74,8 +74,8 @@ def test_published_architectures(name: str) -> None:
             nn.init.normal_(parameter, std=0.02)
     torch.testing.assert_close(model.logits(inputs), model.module(inputs), rtol=0, atol=1e-6)
     assert (model.num_classes, model.label(281), model.depth) == (1000, "tabby", 12)
-    found = vt.get_method("decompx").attribute(model, inputs, 281)
-    assert found.shape == (1, *model.grid())
+    result = vt.get_method("decompx").attribute(model, inputs, 281)
+    assert result.shape == (1, *model.grid())
 
 
 def test_leaving_patches_out() -> None:
@@ -123,7 +123,7 @@ def test_sites_are_what_is_added(kind: str) -> None:
     vision_model = vt.wrap(model)
     seen: list[Tensor] = []
 
-    def note(module: nn.Module, given: Any, output: Any) -> None:
+    def note(module: nn.Module, inputs_given: Any, output: Any) -> None:
         seen.append(output if isinstance(output, Tensor) else output[0])
 
     hooks = [vision_model.hook_point(0, name).register_forward_hook(note) for name in ("attn", "mlp")]
@@ -132,7 +132,7 @@ def test_sites_are_what_is_added(kind: str) -> None:
         after = vision_model.forward_block(0, tokens)
     for hook in hooks:
         hook.remove()
-    added = sum(each.flatten(1, 2) if each.ndim == 4 else each for each in seen)
+    added = sum(item.flatten(1, 2) if item.ndim == 4 else item for item in seen)
     torch.testing.assert_close(after, tokens + added, rtol=0, atol=1e-10)
 
 
@@ -148,11 +148,11 @@ def test_rules_see_every_call(kind: str) -> None:
     target = Target.of(model, 2, 1, None, "logit")
     keep = Record("resid_pre", activation_grad, tuple(range(model.depth)))
     frozen = run(model, inputs, Pass((keep,), LINEARIZED), target)
-    plain = run(model, inputs, Pass((keep,)), target)
-    torch.testing.assert_close(frozen.logits, plain.logits, rtol=1e-5, atol=1e-5)
+    reference = run(model, inputs, Pass((keep,)), target)
+    torch.testing.assert_close(frozen.logits, reference.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(plain.logits, model.module(inputs), rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(frozen[keep][0], plain[keep][0])
+        torch.testing.assert_close(reference.logits, model.module(inputs), rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(frozen[keep][0], reference[keep][0])
 
 
 def test_an_unknown_activation_in_the_head_is_loud() -> None:
@@ -175,11 +175,11 @@ def test_attention_of_torch_itself(kind: str) -> None:
     cache = run(vision_model, inputs_of(vision_model), Pass((keep,)), Target.of(vision_model, 2, 1, None, "logit"))
     with torch.no_grad():
         tokens = vision_model.embed(inputs_of(vision_model))
-        for layer, found in enumerate(cache[keep]):
+        for layer, result in enumerate(cache[keep]):
             block = model.encoder.layers[layer]
             normed = block.ln_1(tokens)
             expected = block.self_attention(normed, normed, normed, average_attn_weights=False)[1]
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+            torch.testing.assert_close(result, expected, rtol=0, atol=1e-10)
             tokens = vision_model.forward_block(layer, tokens)
 
 
@@ -189,15 +189,15 @@ def test_gradients_of_autograd_itself(kind: str) -> None:
     inputs = inputs_of(vision_model).requires_grad_()
     model(inputs)[:, 3].sum().backward()
     assert inputs.grad is not None
-    found = vt.get_method("saliency").attribute(vision_model, inputs.detach(), 3)
-    torch.testing.assert_close(found, inputs.grad.abs().sum(dim=1))
+    result = vt.get_method("saliency").attribute(vision_model, inputs.detach(), 3)
+    torch.testing.assert_close(result, inputs.grad.abs().sum(dim=1))
 
 
 @pytest.mark.parametrize("kind", SWINS)
 def test_class_activation_maps_lie_on_the_last_grid(kind: str) -> None:
     model = vt.wrap(MODELS[kind]())
-    found = vt.get_method("gradcam").attribute(model, inputs_of(model), 1)
-    assert found.shape == (2, *GRIDS[kind][-1])
+    result = vt.get_method("gradcam").attribute(model, inputs_of(model), 1)
+    assert result.shape == (2, *GRIDS[kind][-1])
 
 
 @pytest.mark.parametrize("kind", SWINS)
@@ -214,8 +214,8 @@ def test_nothing_is_left_behind(spec: str) -> None:
     vision_model = vt.wrap(model)
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = vt.get_method(spec).attribute(vision_model, inputs_of(vision_model), 1)
-    assert torch.isfinite(found).all()
+    result = vt.get_method(spec).attribute(vision_model, inputs_of(vision_model), 1)
+    assert torch.isfinite(result).all()
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -238,17 +238,17 @@ def test_models_are_listed() -> None:
 )
 def test_preprocessing_is_torchvisions(name: str) -> None:
     arch, _, tag = name.partition(".")
-    known = get_model_weights(arch)
-    transform = (known[tag] if tag else known.DEFAULT).transforms()
-    found, labels = tv.describe(f"torchvision/{name}", "torchvision/vit_b_16")
+    expected_names = get_model_weights(arch)
+    transform = (expected_names[tag] if tag else expected_names.DEFAULT).transforms()
+    result, labels = tv.describe(f"torchvision/{name}", "torchvision/vit_b_16")
     assert labels[281] == "tabby"
     side = 64
     resized = side * transform.resize_size[0] // transform.crop_size[0]
-    smaller = (known[tag] if tag else known.DEFAULT).transforms(crop_size=side, resize_size=resized)
+    smaller = (expected_names[tag] if tag else expected_names.DEFAULT).transforms(crop_size=side, resize_size=resized)
     other, _ = tv.describe(f"torchvision/{name}", "torchvision/vit_b_16", side)
     for width, height in ((300, 200), (211, 499), (640, 480), (50, 60), (300, 30), (7, 5)):
         photo = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
-        torch.testing.assert_close(found.inputs(photo)[0], transform(photo), rtol=0, atol=1e-5)
+        torch.testing.assert_close(result.inputs(photo)[0], transform(photo), rtol=0, atol=1e-5)
         torch.testing.assert_close(other.inputs(photo)[0], smaller(photo), rtol=0, atol=1e-5)
 
 

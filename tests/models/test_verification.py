@@ -21,8 +21,8 @@ def test_a_model_that_shuts_out_a_class_is_explained() -> None:
     model = FAMILIES["vit"]()
     with torch.no_grad():
         model.head.bias[2] = -torch.inf
-    found = vt.get_method("ixg").attribute(model, images(model, 1), target=1)
-    assert torch.isfinite(found).all()
+    result = vt.get_method("ixg").attribute(model, images(model, 1), target=1)
+    assert torch.isfinite(result).all()
 
 
 @pytest.mark.parametrize(

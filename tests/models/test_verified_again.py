@@ -28,9 +28,9 @@ def model() -> Any:
 
 
 def pooled_by_average() -> nn.Module:
-    plain = model()
-    plain.global_pool = "avg"
-    return plain
+    reference = model()
+    reference.global_pool = "avg"
+    return reference
 
 
 # -- when a model is verified again --------------------------------------------------------------------
@@ -72,9 +72,9 @@ def test_a_pooling_patched_after_the_first_call(monkeypatch: pytest.MonkeyPatch,
         "forward_head",
         patched.__get__(odd) if on == "instance" else patched,
     )
-    found = vt.get_method("generic").attribute(odd, x, target=1)
+    result = vt.get_method("generic").attribute(odd, x, target=1)
     monkeypatch.undo()
-    assert torch.equal(found, vt.get_method("generic").attribute(pooled_by_average(), x, target=1))
+    assert torch.equal(result, vt.get_method("generic").attribute(pooled_by_average(), x, target=1))
     assert torch.equal(vt.get_method("generic").attribute(odd, x, target=1), first)
 
 
@@ -182,15 +182,15 @@ def test_what_a_forward_writes_is_the_users(by_data: bool) -> None:
     x = images(odd, 2)
     with torch.no_grad():
         odd(x)
-    before = {name: each.clone() for name, each in layer.named_buffers()} | {"total": layer.total.clone()}
-    found = [vt.get_method(spec).attribute(odd, x, target=1) for spec in ("ixg", "generic", "ixg", "generic")]
+    before = {name: item.clone() for name, item in layer.named_buffers()} | {"total": layer.total.clone()}
+    result = [vt.get_method(spec).attribute(odd, x, target=1) for spec in ("ixg", "generic", "ixg", "generic")]
     explained = [vt.explain(odd, x, "attcat", 1)[0].map for _ in range(2)]
     vt.diagnose(odd)
     for name, value in before.items():
         assert torch.equal(getattr(layer, name), value), name
     assert layer.calls == 1
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
+    assert torch.equal(result[0], result[2])
+    assert torch.equal(result[1], result[3])
     assert torch.equal(*map(torch.as_tensor, explained))
 
 
@@ -199,8 +199,8 @@ def test_what_a_larger_model_writes_is_the_users() -> None:
     inner.reset_classifier(0)
     odd = nn.Sequential(Counting(inner), nn.Linear(inner.num_features, 4)).double().eval()
     x = images(odd, 1)
-    found = [vt.get_method("ixg").attribute(odd, x, target=1) for _ in range(2)]
-    assert torch.equal(*found)
+    result = [vt.get_method("ixg").attribute(odd, x, target=1) for _ in range(2)]
+    assert torch.equal(*result)
     assert float(odd[0].count) == float(odd[0].total) == odd[0].calls == 0
 
 

@@ -20,7 +20,7 @@ ALL = {**EVERY, **VARIANTS}
 COLUMNS = [name for name in ALL if "swin" not in name]
 
 
-def wide(family: str) -> vt.VisionModel:
+def broad(family: str) -> vt.VisionModel:
     model = vt.wrap(ALL[family]())
     if not family.startswith("mixed"):  # timm's learnt rotations know only single precision
         model.module.double()
@@ -34,28 +34,28 @@ def blocks(model: vt.VisionModel, reduce: Any) -> list[Tensor]:
 
 def unexplained(block: Block) -> Tensor:
     """What attention adds, less what the weights say that it adds: a bias, or nothing."""
-    told = block.model.weights(block.layer)
+    message = block.model.weights(block.layer)
     mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
-    if told.inner is not None:
-        mixed = told.inner.linear(mixed) / told.inner.deviation(mixed)
-    return block.resid_mid - block.resid_pre - mixed @ told.projection.T
+    if message.inner is not None:
+        mixed = message.inner.linear(mixed) / message.inner.deviation(mixed)
+    return block.resid_mid - block.resid_pre - mixed @ message.projection.T
 
 
 def scaled_mlp(block: Block) -> Tensor:
     """The MLP branch, less LayerScale times the bare MLP."""
-    told = block.model.weights(block.layer)
-    whole = block.model.module.blocks if hasattr(block.model.module, "blocks") else block.model.blocks  # type: ignore[attr-defined]
-    module: Any = whole[block.layer]
-    bare = module.mlp(module.norm2(block.resid_mid.to(block.model.dtype)))
-    return block.resid_post - block.resid_mid - (bare if told.scale is None else bare * told.scale)
+    message = block.model.weights(block.layer)
+    full = block.model.module.blocks if hasattr(block.model.module, "blocks") else block.model.blocks  # type: ignore[attr-defined]
+    module: Any = full[block.layer]
+    headless = module.mlp(module.norm2(block.resid_mid.to(block.model.dtype)))
+    return block.resid_post - block.resid_mid - (headless if message.scale is None else headless * message.scale)
 
 
 @pytest.mark.parametrize("family", COLUMNS)
 def test_values_through_the_projection_are_what_attention_adds(family: str) -> None:
-    model = wide(family)
+    model = broad(family)
     near = 1e-4 if family.startswith("mixed") else 1e-10
-    for rest in blocks(model, unexplained):
-        assert (rest - rest[:1, :1]).abs().max() <= near  # the same for all tokens of all images
+    for remaining in blocks(model, unexplained):
+        assert (remaining - remaining[:1, :1]).abs().max() <= near  # the same for all tokens of all images
 
 
 SCALED = ("deit3", "registers", "beit", "eva", "eva02", "grouped", "hf_dinov2", "vit")
@@ -63,18 +63,18 @@ SCALED = ("deit3", "registers", "beit", "eva", "eva02", "grouped", "hf_dinov2", 
 
 @pytest.mark.parametrize("family", [family for family in SCALED if family in ALL])
 def test_layer_scale_of_the_mlp(family: str) -> None:
-    model = wide(family)
-    for rest in blocks(model, scaled_mlp):
-        assert rest.abs().max() <= 1e-6
+    model = broad(family)
+    for remaining in blocks(model, scaled_mlp):
+        assert remaining.abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("family", COLUMNS)
 def test_norms_are_those_of_the_block(family: str) -> None:
-    model = wide(family)
+    model = broad(family)
     x = torch.randn(2, 3, model.embed_dim, generator=torch.Generator().manual_seed(0)).to(model.dtype)
     for layer in range(model.depth):
-        told = model.weights(layer)
-        for name, norm in (("norm1", told.norm1), ("norm2", told.norm2)):
+        message = model.weights(layer)
+        for name, norm in (("norm1", message.norm1), ("norm2", message.norm2)):
             torch.testing.assert_close(norm(x), model.hook_point(layer, name)(x).to(x), rtol=0, atol=1e-5)
 
 
@@ -98,7 +98,7 @@ def test_who_does_not_tell_is_named() -> None:
 @pytest.mark.parametrize("family", ["vit", "hf_vit_eager", "tv_vit"])
 def test_a_block_is_the_same_with_and_without_a_backward(family: str) -> None:
     """Seen in the forward, or in the backward with the attention recomputed."""
-    model = wide(family)
+    model = broad(family)
     layers = tuple(range(model.depth))
     keeps = [Record("block", unexplained, layers, grad=False), Record("block", gradient_times_attention, layers)]
     context = Context(model, images(model, 2), Target.of(model, 2, 1))

@@ -108,14 +108,14 @@ def test_recursions_from_the_last_block_to_the_first(kind: str) -> None:
     same(slow.maps("generic"), slow.rolled(gathered))
     gathered = [one + (a * g).mean(dim=1).clamp(min=0) for one, (a, g) in zip(ones, pairs, strict=True)]
     same(slow.maps("generic@bt"), slow.rolled(gathered))
-    same(slow.maps("grad_rollout"), slow.rolled([each / each.sum(dim=2, keepdim=True) for each in gathered]))
+    same(slow.maps("grad_rollout"), slow.rolled([item / item.sum(dim=2, keepdim=True) for item in gathered]))
     for heads, fused in {"mean": torch.mean, "max": torch.amax, "min": torch.amin}.items():
         mixed = [one + fused(a, dim=1) for one, (a, _) in zip(ones, pairs, strict=True)]
-        rolled = slow.rolled([each / each.sum(dim=2, keepdim=True) for each in mixed])
+        rolled = slow.rolled([item / item.sum(dim=2, keepdim=True) for item in mixed])
         same(slow.maps(f"rollout(heads={heads})"), rolled)
     assert torch.allclose(rolled.sum(dim=(1, 2)), torch.ones(2, dtype=torch.float64))
     mixed = [one + a.mean(dim=1) for one, (a, _) in zip(ones, pairs, strict=True)]
-    wrong = [each / each.sum(dim=2).unsqueeze(1) for each in mixed]
+    wrong = [item / item.sum(dim=2).unsqueeze(1) for item in mixed]
     same(slow.maps("rollout(normalise=released)"), slow.rolled(wrong))
 
 
@@ -153,10 +153,10 @@ def test_grad_sam_brings_every_block_to_the_first_grid(kind: str) -> None:
     slow = slow_of(kind)
     terms = [(a * g.clamp(min=0)).mean(dim=1) for a, g in slow.whole]
     received = [slow.on_first(term.mean(dim=1), layer) for layer, term in enumerate(terms)]
-    given = [slow.on_first(term.mean(dim=2), layer) for layer, term in enumerate(terms)]
+    options = [slow.on_first(term.mean(dim=2), layer) for layer, term in enumerate(terms)]
     same(slow.maps("gradsam"), sum(received) / 4)
     same(slow.maps("gradsam@plus"), sum(received) / 4)  # patches are averaged: every row is read
-    same(slow.maps("gradsam(reduce=keys)"), sum(given) / 4)
+    same(slow.maps("gradsam(reduce=keys)"), sum(options) / 4)
 
 
 def test_legrad_sums_the_blocks_whose_tokens_the_head_can_read(kind: str) -> None:
@@ -205,9 +205,9 @@ def test_fused_attention_gives_the_same(library: str) -> None:
                 block.attn.fused_attn = fused
     x = images(one, 2)
     for spec in METHODS:
-        found, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in (one, other))
+        result, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in (one, other))
         within = 1e-5 if library == "hf" else 1e-10  # whose written-out softmax is a float32 whatever the model is
-        assert (found - expected).abs().max() <= within * expected.abs().max()
+        assert (result - expected).abs().max() <= within * expected.abs().max()
 
 
 def test_equal_weights_give_equal_maps_in_timm_and_torchvision() -> None:
@@ -246,8 +246,8 @@ def test_sub_networks_have_the_windows_of_their_blocks() -> None:
     slow = slow_of("timm_odd")
     sub = slow.view.suffix(1, slow.x)
     tokens = slow.view.forward_blocks(slow.view.embed(slow.x), 0, 1).detach()
-    found = vt.get_method("generic").attribute(sub, tokens, target=1)
-    same(found, slow.maps("generic(start=1)"))
+    result = vt.get_method("generic").attribute(sub, tokens, target=1)
+    same(result, slow.maps("generic(start=1)"))
     for layer in range(3):
         assert torch.equal(sub.windows(layer).patches, slow.view.windows(layer + 1).patches)
 

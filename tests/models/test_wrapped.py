@@ -64,9 +64,9 @@ def test_the_map_of_the_model_inside(model: nn.Module, wrapper: str) -> None:
 
 
 def test_explain_takes_a_wrapped_model(model: nn.Module) -> None:
-    found = vt.explain(DataParallel(model), images(model, 2), "ixg", 1)
+    result = vt.explain(DataParallel(model), images(model, 2), "ixg", 1)
     expected = vt.explain(model, images(model, 2), "ixg", 1)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         assert torch.equal(one.map, other.map)
         assert one.model == other.model
 
@@ -91,11 +91,11 @@ def test_autocast_around_the_call(model: nn.Module, spec: str, dtype: torch.dtyp
     method, inputs = vt.get_method(spec), images(model, 2)
     expected = method.attribute(model, inputs, 1)
     with torch.autocast("cpu", dtype):
-        found = method.attribute(model, inputs, 1)
+        result = method.attribute(model, inputs, 1)
         assert torch.is_autocast_enabled("cpu")
         assert (inputs @ inputs).dtype == dtype
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
+    assert result.dtype == torch.float32
+    assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize("spec", ["generic", "rollout"])

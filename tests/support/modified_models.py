@@ -66,28 +66,28 @@ def untouched(family: str = "vit") -> Any:
 _maps: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
 
-def map_of(plain: nn.Module, spec: str) -> Tensor:
+def map_of(reference: nn.Module, spec: str) -> Tensor:
     """The map of a plain model, which nobody changes once it is compared with."""
-    maps = _maps.setdefault(plain, {})
+    maps = _maps.setdefault(reference, {})
     if spec not in maps:
-        maps[spec] = vt.get_method(spec).attribute(plain, images(plain, 2), target=1)
+        maps[spec] = vt.get_method(spec).attribute(reference, images(reference, 2), target=1)
     return maps[spec]
 
 
 def expect_same_or_refused(
     odd: nn.Module,
-    plain: nn.Module,
+    reference: nn.Module,
     methods: tuple[str, ...] = METHODS,
     must: tuple[str, ...] = (),
     near: float = 1e-5,
 ) -> list[str]:
     """Compare all maps with those of a plain model; return the methods that are refused, none of them in ``must``."""
-    x, refused = images(plain, 2), []
+    x, refused = images(reference, 2), []
     with torch.no_grad():
-        one, other = (vt.wrap(module).reference_forward(x) for module in (odd, plain))
+        one, other = (vt.wrap(module).reference_forward(x) for module in (odd, reference))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # the same function
     for spec in methods:
-        expected = map_of(plain, spec)
+        expected = map_of(reference, spec)
         refusal = ""
         try:
             actual = vt.get_method(spec).attribute(odd, x, target=1)

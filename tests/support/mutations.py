@@ -263,8 +263,8 @@ def subclass(model: Any) -> None:
 
 
 VIT: dict[str, Callable[[Any], None]] = {
-    each.__name__: each
-    for each in (
+    item.__name__: item
+    for item in (
         *(optimizer_step, in_place, through_data, one_element_in_the_middle, through_numpy, load_state, assign_state),
         *(swap_parameter, swap_rows, drop_bias, half, heads, eps, activation, pooling, scale, patch_dtype),
         *(replace_module, remove_block, reorder_blocks, repeat_block, hook, hook_with_kwargs, pre_hook, backward_hook),

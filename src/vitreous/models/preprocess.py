@@ -352,8 +352,8 @@ def _probe(function: Function) -> dict[str, Any]:
     brighter = (ends[1] - ends[0]).amin(dim=0)
     if not bool(brighter.max() > 0):
         raise ModelError("preprocess makes no brighter input of a white picture than of a black one")
-    low, high = ends[:, :, brighter > brighter.max() / 2].median(dim=2).values  # not in margins that it fills
-    std = 1 / (high - low)
+    low, upper = ends[:, :, brighter > brighter.max() / 2].median(dim=2).values  # not in margins that it fills
+    std = 1 / (upper - low)
     digest = hashlib.blake2b(b"".join(output.numpy().tobytes() for output in outputs), digest_size=8)
     mean, deviation = (tuple(round(v, 6) + 0.0 for v in values.tolist()) for values in (-low * std, std))
     size = tuple(outputs[0].shape[1:])

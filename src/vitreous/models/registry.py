@@ -90,14 +90,14 @@ def register_adapter(adapter: Adapter) -> None:
 @cache
 def adapters() -> tuple[Adapter, ...]:
     """Return every adapter, third parties' first, so that they can claim subclasses of known models."""
-    found = list(_registered)
+    loaded = list(_registered)
     for entry in entry_points(group="vitreous.adapters"):
         try:
-            found.append(entry.load())
+            loaded.append(entry.load())
         except Exception as error:  # one broken package must not take the others away
             warnings.warn(f"the adapter {entry.name} cannot be imported: {error}", VitreousWarning, stacklevel=2)
-    found += [importlib.import_module(f"vitreous.{name}").ADAPTER for name in _BUILT_IN]
-    return tuple(found)
+    loaded += [importlib.import_module(f"vitreous.{name}").ADAPTER for name in _BUILT_IN]
+    return tuple(loaded)
 
 
 def wrap(
@@ -215,16 +215,16 @@ def _around(
 
 def _known_inside(module: nn.Module) -> Iterator[tuple[str, VisionModel]]:
     """Yield the outermost known models in a model, with their paths; the model itself has the path ``""``."""
-    found: list[str] = []
+    outermost: list[str] = []
     for path, part in module.named_modules():
-        if any(not above or path.startswith(f"{above}.") for above in found):
+        if any(not above or path.startswith(f"{above}.") for above in outermost):
             continue
         for adapter in (adapter for adapter in adapters() if adapter.accepts(part)):
             try:
                 yield path, adapter.wrap(part, headless=True)
             except (ModelError, TypeError):  # one of its parts, or a family that knows no towers
                 continue
-            found.append(path)
+            outermost.append(path)
             break
 
 
@@ -290,11 +290,11 @@ def load(
     arguments = {"class_names": class_names, "preprocess": preprocess, "layer": layer, "device": device, "dtype": dtype}
     recipe_options = {**arguments, **options}
     device, dtype = None if device is None else device_of(device), _dtype(dtype)
-    adapter, rest = _find(name)
+    adapter, own_name = _find(name)
     # what is wrong with them is said before any work
     class_names = None if class_names is None else read_labels(class_names)
     preprocess = None if preprocess is None else as_preprocess(preprocess)
-    module = adapter.load(rest, **options).to(device=device, dtype=dtype)
+    module = adapter.load(own_name, **options).to(device=device, dtype=dtype)
     model = wrap(module, layer=layer, name=name, class_names=class_names, preprocess=preprocess)
     model.builder_digest = code_digest(adapter) if is_external(adapter) else ""
     model.load_recipe = Recipe.of(name, recipe_options, model.module)
@@ -303,10 +303,10 @@ def load(
 
 def _find(name: str) -> tuple[Adapter, str]:
     """Return the adapter of a model and what it calls it: the rest after its prefix, or all of the name."""
-    prefix, slash, rest = name.partition("/")
+    prefix, slash, own_name = name.partition("/")
     for adapter in adapters():
         if slash and adapter.prefix == prefix:
-            return adapter, rest
+            return adapter, own_name
         if not slash and any(info.name == name for info in adapter.models() if "/" not in info.name):
             return adapter, name
     names = [info.name for info in list_models()]
@@ -337,7 +337,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return chosen
 
 
-_SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
+_SHARDED = r"\.(FullyShardedDataParallel|FSDPModule)( |$)"
 _QUANTISED = r"(^| )(torch\.(ao\.nn\.|nn\.quantized)|bitsandbytes\.|torchao\.|optimum\.quanto|auto_gptq|awq)"
 
 
@@ -367,14 +367,14 @@ def unwrap(module: Any) -> nn.Module:
 def _why_unusable(part: nn.Module, is_inside: bool) -> str:
     """Say why a part has its weights elsewhere or not in floating point, or its forward compiled on its own."""
     values = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
-    if _SHARDED & {base.__name__ for base in type(part).__mro__}:
+    bases = " ".join(f"{b.__module__}.{b.__name__}" for thing in (part, *values) for b in type(thing).__mro__)
+    if re.search(_SHARDED, bases):
         return "is sharded (FSDP): no process holds the whole model; gather the weights into a plain module first"
     if isinstance(part, torch.jit.ScriptModule):
         return "is scripted or traced and cannot be looked into; give the Python module"
     if any(value.is_meta for value in values):
         return "has no weights yet: it is on the meta device; load them first"
-    homes = " ".join(base.__module__ for thing in (part, *values) for base in type(thing).__mro__)
-    if re.search(_QUANTISED, homes) or any(value.is_quantized for value in values):
+    if re.search(_QUANTISED, bases) or any(value.is_quantized for value in values):
         return f"is quantised ({type(part).__name__}): it has no gradients; give the model in float"
     if is_inside and part._compiled_call_impl is not None:
         return "is compiled in place and cannot be looked into; explain the model before compiling"
