@@ -227,7 +227,7 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     found = status(store)
     assert (found.unreadable, found.done) == ({}, found.total)
     written = report(store.path)
-    (part,) = written.findings
+    (part,) = written.results
     assert part.table.images == tuple(names)
     assert part.table.groups == (0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2)
     assert part.scores.missing.cells == 0
@@ -242,7 +242,7 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     assert part.table["ixg", "pointing_game"].tolist() == expected["ixg", "pointing_game"].tolist()
     # the bootstrap draws whole grids: of a grid all cells or none
     scores = part.table["ixg", "pointing_game"]
-    slow = resampled([(scores.reshape(3, 4).mean(axis=1)[:, None], mean)], part.table.samples, part.table.seed)
+    slow = resampled([(scores.reshape(3, 4).mean(axis=1)[:, None], mean)], part.table.n_bootstrap, part.table.seed)
     assert part.table.interval("ixg", "pointing_game") == pytest.approx(tuple(np.quantile(slow, [0.025, 0.975])))
 
 
@@ -277,7 +277,7 @@ def test_changed_ingredients_are_refused(tmp_path: Path, quads: Any) -> None:
     ran(quads(), tmp_path / "run")
     first = sorted((tmp_path / "photos").rglob("*.JPEG"))[0]
     noise(first, 99)
-    with pytest.raises(VitreousError, match=r"grid-0000\d/0 of quad-imagenet has changed"):
+    with pytest.raises(VitreousError, match=r"grid-0000\d/\d of quad-imagenet has changed"):
         bench(quads(), tmp_path / "run")
 
 
