@@ -20,7 +20,7 @@ from entering_points import TARGET, entering, gradient
 from families import FAMILIES, golden, images, verified
 from families_cnn import FAMILIES as CNNS
 from vitreous.benchmark.data import explainer_digest, parse_explainer
-from vitreous.datasets import pictures
+from vitreous.datasets import load_images
 from vitreous.errors import ImageError, ModelError, SpecError
 from vitreous.methods.integrated_gradients import Background
 from vitreous.tracing.statistics_collect import seen_scenes
@@ -389,7 +389,7 @@ def test_images_are_prepared_as_explain_prepares_them(photos: Path) -> None:
         [photos / "1.png"],
     ]
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    kinds.append(next(iter(pictures(picture, model))).tensor)
+    kinds.append(next(iter(load_images(picture, model))).tensor)
     maps = [own(kind).attribute(model, x, TARGET) for kind in kinds]
     for map_ in maps[1:]:
         torch.testing.assert_close(map_, maps[0])

@@ -81,30 +81,28 @@ class LayerSum(BaseWrapper):
 
     def layer_maps(self, context: Context) -> Tensor:
         """Return the map from every start layer, ``[B, L, h, w]``."""
-        layers = self._layers(context.model)
-        if self.free and isinstance(self.base, LayerwiseMethod):
-            cache = context.run_pass(self.base.layer_pass(context.model, layers))
-            maps = [self.base.layer_map(cache, layer) for layer in layers]
-            for layer_map in maps:
-                check_maps(self.base.spec, layer_map, cache.batch)
-        elif self.base.has_layer_choice and self.via != "subnetwork":
-            moved = [method for layer in layers if (method := self.base.at_layer(context.model, layer)) is not None]
-            prepare(context, moved)
-            maps = [checked_attribution(context, method).map for method in moved]
-        else:
-            maps = self._subnetwork_maps(context, layers)
+        maps = self._layer_maps(context, self._layers(context.model))
         finest = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=math.prod)
         stacked = torch.stack([resize_map(layer_map, finest) for layer_map in maps], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
         return stacked
 
-    def _subnetwork_maps(self, context: Context, layers: Sequence[int]) -> list[Tensor]:
+    def _layer_maps(self, context: Context, layers: Sequence[int]) -> list[Tensor]:
+        if self.free and isinstance(self.base, LayerwiseMethod):
+            cache = context.run_pass(self.base.layer_pass(context.model, layers))
+            maps = [self.base.layer_map(cache, layer) for layer in layers]
+            for layer_map in maps:
+                check_maps(self.base.spec, layer_map, cache.batch)
+            return maps
+        if self.base.has_layer_choice and self.via != "subnetwork":
+            moved = [method for layer in layers if (method := self.base.at_layer(context.model, layer)) is not None]
+            prepare(context, moved)
+            return [checked_attribution(context, method).map for method in moved]
         record = Record("resid_pre", activation_value, tuple(layers), grad=False)
-        cache = context.run_pass(Pass((record,)))
+        inputs = zip(layers, context.run_pass(Pass((record,)))[record], strict=True)
         subnetworks = [
-            context.with_inputs(tokens, context.model.suffix(layer, context.inputs))
-            for layer, tokens in zip(layers, cache[record], strict=True)
+            context.with_inputs(tokens, context.model.suffix(layer, context.inputs)) for layer, tokens in inputs
         ]
         return [checked_attribution(subnetwork, self.base).map for subnetwork in subnetworks]
 

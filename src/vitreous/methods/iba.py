@@ -127,6 +127,15 @@ class Bottleneck(Method):
 
     def priors(self, context: Context, cache: ActivationCache, like: Tensor) -> list[Prior]:
         """Return mean and deviation of the noise at every layer; on feature maps, also what is ever active."""
+        model, like = context.model, upcast(like)
+        moments = self._moments(context, cache)
+        if model.has_residual_stream:
+            return [Prior.of(mean, std, like) for mean, std, _ in moments]
+        widths = [model.embed_dim_at(layer + 1) for layer in self.layers(model)]
+        return [Prior.of(*own[:2], like, own[2], width) for own, width in zip(moments, widths, strict=True)]
+
+    def _moments(self, context: Context, cache: ActivationCache) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return mean, deviation and what is active at every layer, ``[B or 1, N or 1, D]``."""
         model, layers, point = context.model, self.layers(context.model), self.point(context.model)
         usual = world_moments(context, point, layers) if self.stats == "world" else None
         if isinstance(usual, str):
@@ -135,19 +144,11 @@ class Bottleneck(Method):
             cache = context.run_pass(Pass((self._own_moments(model),)))
         if self.stats == "own" or isinstance(usual, str):
             own = cache[self._own_moments(model)]
-            moments = [(value[:, 0], value[:, 1], (value != 0).any(dim=1)) for value in own]
-        else:
-            if usual is None:
-                statistics = self._noise_statistics(context) if self.stats == "noise" else self._statistics()
-                usual = [statistics.of(model, context.inputs.shape[-2:], point, layer) for layer in layers]
-            moments = [(moment.mean[None], moment.std[None], moment.active[None]) for moment in usual]
-        like = upcast(like)
-        if model.has_residual_stream:
-            return [Prior.of(mean, std, like) for mean, std, _ in moments]
-        return [
-            Prior.of(mean, std, like, active, model.embed_dim_at(layer + 1))
-            for (mean, std, active), layer in zip(moments, layers, strict=True)
-        ]
+            return [(value[:, 0], value[:, 1], (value != 0).any(dim=1)) for value in own]
+        if usual is None:
+            statistics = self._noise_statistics(context) if self.stats == "noise" else self._statistics()
+            usual = [statistics.of(model, context.inputs.shape[-2:], point, layer) for layer in layers]
+        return [(moment.mean[None], moment.std[None], moment.active[None]) for moment in usual]
 
     def _noise_statistics(self, context: Context) -> ActivationStats:
         if context.inputs.ndim != 4:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vitreous.errors import MapError, ModelError
 from vitreous.methods.ops import gaussian_kernel
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Pass, Record, activation_value, upcast
+from vitreous.tracing import Context, Pass, Record, Target, activation_value, upcast
 from vitreous.tracing.runner import refuse_not_finite
 
 __all__ = [
@@ -32,59 +32,57 @@ training set), the mean colour of the image, or the image under a Gaussian of 11
 TOKENS = Record("resid_pre", activation_value, (0,), grad=False)
 """The tokens that subsets are selected from."""
 
+Rows = Callable[[int, int], Tensor]
+"""``(start, stop) -> logits [stop - start, classes]``: runs the model on some of many changed copies."""
+
 _BLUR_RADIUS, _BLUR_SIGMA = 5, 5.0
 _MOST_SHARED = 2**30  # bytes of logits that are kept for the other classes of a comparison
 
 
 def score_rows(
-    context: Context,
-    images: Tensor,
-    logits: Callable[[int, int], Tensor],
-    output: str | None = None,
-    key: Any = None,
-    half: bool = False,
+    context: Context, images: Tensor, logits: Rows, output: str | None = None, key: Any = None, half: bool = False
 ) -> Tensor:
     """Return the score ``[R]`` of changed copies; row r is a copy of image ``images[r]``.
 
-    ``logits(start, stop)`` runs the model on some of the rows. The score is ``output`` of the explained class, or the
-    output asked for. With a hashable ``key`` that says how the copies are made, the logits of one class serve the
-    others that ``var`` compares. ``half`` runs in float16, on a GPU. No gradients.
+    The score is ``output`` of the explained class, or the output asked for. With a hashable ``key`` that says how the
+    copies are made, the logits of one class serve the others that ``var`` compares. ``half`` runs in float16, on a GPU.
+    No gradients.
     """
-    device = context.inputs.device
+    if len(images) == 0:
+        return torch.zeros(0, device=context.inputs.device)
+    target = (context.target if output is None else replace(context.target, output=output)).select(images)
+    num_bytes = len(images) * max(context.model.num_classes, 1) * 4
+    shared = context.shared if key is not None and num_bytes <= _MOST_SHARED else None
+    if shared is None:
+        return _run_rows(context, len(images), logits, half, target)
+    if key not in shared:
+        shared[key] = _run_rows(context, len(images), logits, half)
+    return target.score(shared[key])
+
+
+def _run_rows(context: Context, count: int, logits: Rows, half: bool, target: Target | None = None) -> Tensor:
+    """Return the scores of all rows, or their logits without a target, in batches that fit into memory."""
+    device, name = context.inputs.device, context.model.name
     if half and device.type != "cuda":
         raise ModelError(f"half=true scores in float16 on a GPU, and the model is on {device}")
-    if len(images) == 0:
-        return torch.zeros(0, device=device)
-    target = (context.target if output is None else replace(context.target, output=output)).select(images)
-    shared = None if key is None else context.shared
-    if shared is not None and key in shared:
-        return target.score(shared[key])
-    keep_logits = shared is not None and len(images) * max(context.model.num_classes, 1) * 4 <= _MOST_SHARED
 
-    def part(start: int, stop: int) -> tuple[Tensor, Tensor | None]:
+    def part(start: int, stop: int) -> Tensor:
         rows = logits(start, stop)
         if not half:
             refuse_not_finite(context.model, rows)
         if context.on_progress is not None:
             context.on_progress(stop - start)
-        return target.slice_images(start, stop).score(rows), rows if keep_logits else None
+        return rows if target is None else target.slice_images(start, stop).score(rows)
 
     with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled=half):
-        scores, rows = zip(*context.batching.run(part, len(images)), strict=True)
-    if shared is not None and keep_logits:
-        shared[key] = torch.cat(rows)
-    total = torch.cat(scores)
-    if half and not torch.isfinite(total).all():
-        raise MapError(f"scores of {context.model.name} in float16 are not finite; use half=false")
-    return total
+        results = torch.cat(context.batching.run(part, count))
+    if half and not torch.isfinite(results).all():
+        raise MapError(f"scores of {name} in float16 are not finite; use half=false")
+    return results
 
 
 def score_copies(
-    context: Context,
-    count: int,
-    logits: Callable[[Tensor, Tensor], Tensor],
-    output: str | None = None,
-    key: Any = None,
+    context: Context, count: int, logits: Callable[[Tensor, Tensor], Tensor], output: str | None = None, key: Any = None
 ) -> Tensor:
     """Return the score ``[B, count]`` of each of ``count`` copies of each image: ``logits(images [k], copies [k])``.
 
@@ -93,13 +91,11 @@ def score_copies(
     """
     batch = len(context.inputs)
     rows = torch.arange(batch * count, device=context.inputs.device)
-    scores = score_rows(
-        context,
-        rows % batch,
-        lambda start, stop: logits(rows[start:stop] % batch, rows[start:stop] // batch),
-        output,
-        None if key is None else (key, count),
-    )
+
+    def part(start: int, stop: int) -> Tensor:
+        return logits(rows[start:stop] % batch, rows[start:stop] // batch)
+
+    scores = score_rows(context, rows % batch, part, output, None if key is None else (key, count))
     return scores.reshape(count, batch).T
 
 
@@ -136,9 +132,11 @@ def score_distinct(
     rows = torch.cat([image.unsqueeze(1), subsets.flatten(0, 1)], dim=1)
     rows, index = torch.unique(rows, dim=0, return_inverse=True)
     images, distinct = rows[:, 0], rows[:, 1:].contiguous()
-    scores = score_rows(
-        context, images, lambda start, stop: logits(images[start:stop], distinct[start:stop]), output, half=half
-    )
+
+    def part(start: int, stop: int) -> Tensor:
+        return logits(images[start:stop], distinct[start:stop])
+
+    scores = score_rows(context, images, part, output, half=half)
     return DistinctScores(scores, images, distinct, index.view(subsets.shape[:2]))
 
 
@@ -153,13 +151,11 @@ def score_subsets(
     model, visible = context.model, visible.to(context.inputs.device)
     if not drop:
         paint = painter(context, name, fill)
-        return score_copies(
-            context,
-            len(visible),
-            lambda images, copies: logits_of_inputs(model, paint(images, visible[copies])),
-            output,
-            key,
-        )
+
+        def painted(images: Tensor, copies: Tensor) -> Tensor:
+            return logits_of_inputs(model, paint(images, visible[copies]))
+
+        return score_copies(context, len(visible), painted, output, key)
     refuse_undroppable(f"{name}(drop=true)", model)
     (tokens,) = context.run_pass(Pass((TOKENS,)))[TOKENS]
     sizes = visible.sum(dim=1)

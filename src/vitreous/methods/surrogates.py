@@ -16,7 +16,7 @@ from vitreous.methods.masking import FILLS, TOKENS, fill_inputs, refuse_undroppa
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import check_choice, check_intervals
-from vitreous.tracing import VALUES, Context, Record
+from vitreous.tracing import VALUES, Context, Record, upcast
 from vitreous.tracing.prng import PRNGKey
 
 __all__ = ["KernelSHAP", "LIME", "lasso", "least_squares", "ridge"]
@@ -127,10 +127,8 @@ class Surrogate(Method):
 
     def to_map(self, context: Context, weights: Tensor) -> Attribution:
         """Return weights ``[B, n]`` on the grid, in the precision of the model."""
-        dtype = torch.float64 if context.model.dtype == torch.float64 else torch.float32
-        return Attribution(
-            weights.to(context.inputs.device, dtype).reshape(-1, *context.model.grid(context.inputs)), {}
-        )
+        grid = context.model.grid(context.inputs)
+        return Attribution(weights.to(upcast(context.inputs)).reshape(-1, *grid), {})
 
 
 _LIME_IMAGE = {"samples": 1000, "fill": "own", "output": "prob", "distance": "sets", "width": 0.25}

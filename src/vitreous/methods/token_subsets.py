@@ -153,13 +153,11 @@ class TIS(Method):
         if size < 1:
             raise ModelError(f"tis: ratio={self.ratio} of {height} x {width} patches is less than one patch")
         (tokens,) = cache[TOKENS]
-        samples = score_distinct(
-            context,
-            self._choose_samples(context, cache, size),
-            lambda images, subsets: logits_of_subsets(model, tokens[images], subsets),
-            self.output,
-            self.half,
-        )
+
+        def logits(images: Tensor, subsets: Tensor) -> Tensor:
+            return logits_of_subsets(model, tokens[images], subsets)
+
+        samples = score_distinct(context, self._choose_samples(context, cache, size), logits, self.output, self.half)
         means, share = _mean_over_samples(samples, height * width)
         extras = {"kept": share.reshape(-1, height, width)}
         if means.shape[1] > 1:
@@ -326,7 +324,7 @@ class Refine(BaseWrapper):
         result = self._regress(context, visible, scores, prior)
         halves = [self._regress(context, visible[:, i::2], scores[:, i::2], prior).map for i in (0, 1)]
         r2 = [_explained_variance(visible[:, 1 - i :: 2], scores[:, 1 - i :: 2], half) for i, half in enumerate(halves)]
-        dtype = torch.float64 if context.model.dtype == torch.float64 else torch.float32
+        dtype = upcast(context.inputs).dtype
         extras = {
             "r2": torch.stack(r2, dim=1).mean(dim=1),
             "halves": torch.stack(halves, dim=1).view(-1, 2, *shape),
@@ -339,12 +337,11 @@ class Refine(BaseWrapper):
 
     def _sample(self, context: Context, patches: int) -> tuple[Tensor, Tensor]:
         """Return subsets and scores ``[B, masks]``, drawn and run once for whatever is refined by the same ones."""
-        drops = self._drops(context.model)
-        copies = ("drop",) if drops else ("paint", self.fill)
-        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.output, self.half, *copies)
+        copies = "drop" if self._drops(context.model) else self.fill
+        key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.output, self.half, copies)
         if key not in context.memo:
             visible = self._draw_subsets(context, patches)
-            context.memo[key] = visible, (self._score_dropped if drops else self._score_painted)(context, visible)
+            context.memo[key] = visible, self._score(context, visible)
         sampled: tuple[Tensor, Tensor] = context.memo[key]
         return sampled
 
@@ -363,31 +360,28 @@ class Refine(BaseWrapper):
         both = torch.stack([first[:, 0::2], first[:, 1::2], ~first[:, 0::2], ~first[:, 1::2]], dim=2)
         return both.flatten(1, 2)
 
-    def _score_painted(self, context: Context, visible: Tensor) -> Tensor:
-        model, paint = context.model, painter(context, self.info.name, self.fill)
-        distinct = score_distinct(
-            context,
-            visible.long(),
-            lambda images, subsets: logits_of_inputs(model, paint(images, subsets.bool())),
-            self.output,
-            self.half,
-        )
-        return distinct.scores.double()[distinct.row]
+    def _score(self, context: Context, visible: Tensor) -> Tensor:
+        """Return the score of every subset ``[B, masks]``; those of one length together, where tokens are left out."""
+        model = context.model
+        if not self._drops(model):
+            paint = painter(context, self.info.name, self.fill)
 
-    def _score_dropped(self, context: Context, visible: Tensor) -> Tensor:
-        """Score subsets; those of one length together."""
-        model, (tokens,) = context.model, context.run_pass(Pass((TOKENS,)))[TOKENS]
+            def painted(images: Tensor, subsets: Tensor) -> Tensor:
+                return logits_of_inputs(model, paint(images, subsets.bool()))
+
+            distinct = score_distinct(context, visible.long(), painted, self.output, self.half)
+            return distinct.scores.double()[distinct.row]
+        (tokens,) = context.run_pass(Pass((TOKENS,)))[TOKENS]
+
+        def dropped(images: Tensor, subsets: Tensor) -> Tensor:
+            return logits_of_subsets(model, tokens[images], subsets)
+
         scores = visible.new_zeros(visible.shape[:2], dtype=torch.float64)
         counts = visible[0].sum(dim=1)  # the same for all images
         for count in sorted(set(counts.tolist())):
             rows = (counts == count).nonzero().flatten()
-            distinct = score_distinct(
-                context,
-                first_patches(visible[:, rows], count),
-                lambda images, subsets: logits_of_subsets(model, tokens[images], subsets),
-                self.output,
-                self.half,
-            )
+            subsets = first_patches(visible[:, rows], count)
+            distinct = score_distinct(context, subsets, dropped, self.output, self.half)
             scores[:, rows] = distinct.scores.double()[distinct.row]
         return scores
 
