@@ -467,9 +467,14 @@ def _check(method: Method, maps: Tensor) -> None:
 
 
 class BaseWrapper(Method):
-    """A method made of one other: unless it says otherwise, it is like its base."""
+    """A method made of one other, or of several: it costs what they cost."""
 
     base: Method
+
+    @property
+    def bases_or_base(self) -> list[Method]:
+        """The methods that it is made of; a class may fix its base instead of taking it as a parameter."""
+        return self.base_methods() or [self.base]
 
     @property
     def grid(self) -> str:  # type: ignore[override]
@@ -477,11 +482,12 @@ class BaseWrapper(Method):
 
     @property
     def class_specific(self) -> bool:
-        return self.base.class_specific
+        return any(base.class_specific for base in self.bases_or_base)
 
     @property
     def cost(self) -> tuple[float, float]:
-        return self.base.cost
+        forwards, backwards = zip(*(base.cost for base in self.bases_or_base), strict=True)
+        return sum(forwards), sum(backwards)
 
     def num_forwards(self, model: VisionModel) -> float:
-        return self.base.num_forwards(model)
+        return sum(base.num_forwards(model) for base in self.bases_or_base)

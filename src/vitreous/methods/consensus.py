@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError
-from vitreous.methods.base import Attribution, Method, computed, prepare
+from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, prepare
 from vitreous.methods.combinators import LayerSum
 from vitreous.methods.ops import divide, match_values, mean_ranks, mean_size, resize_map
 from vitreous.methods.registry import register_method
@@ -39,7 +39,7 @@ _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "consensus", family="combinator", builds_on=("bhatt2020evaluating",), cost_note="its bases, passes shared"
 )
 @dataclass(frozen=True)
-class Consensus(Method):
+class Consensus(BaseWrapper):
     r"""The mean rank of each patch over several methods.
 
     .. math:: M_j = \sum_m w_m \frac{\operatorname{rank}_m(j)}{n - 1}
@@ -77,6 +77,7 @@ class Consensus(Method):
     bases: tuple[Method, ...]
     combine: str = "rank"
     weights: str = ""
+    grid = "token"
 
     def __post_init__(self) -> None:
         check_choice("combine", self.combine, ("rank", *_SIZES, "matched"))
@@ -95,18 +96,6 @@ class Consensus(Method):
         if len(weights) != len(self.bases) or not all(0 < weight < math.inf for weight in weights):
             raise SpecError(f"weights={self.weights!r} must be {len(self.bases)} positive numbers, such as '2,1'")
         return [weight / sum(weights) for weight in weights]
-
-    @property
-    def class_specific(self) -> bool:
-        return any(base.class_specific for base in self.bases)
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        forwards, backwards = zip(*(base.cost for base in self.bases), strict=True)
-        return sum(forwards), sum(backwards)
-
-    def num_forwards(self, model: VisionModel) -> float:
-        return sum(base.num_forwards(model) for base in self.bases)
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         return tuple(run for base in self.bases for run in base.passes(model))
@@ -179,14 +168,6 @@ class AgreementWeighted(LayerSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_intervals(self, power="(0, 16]")
-
-    @property
-    def class_specific(self) -> bool:
-        return self.base.class_specific or self.by.class_specific
-
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.base.cost[0] + self.by.cost[0], self.base.cost[1] + self.by.cost[1]
 
     def first(self, model: VisionModel) -> int:
         return resolve_layer(model, self.start)
