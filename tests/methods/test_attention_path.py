@@ -33,10 +33,10 @@ TABLE = {
 def test_golden_numbers(spec: str) -> None:
     """To nine digits."""
     total, largest, place, *entries = TABLE[spec]
-    found = vt.get_method(spec).attribute(MODEL, IMAGE, target=2).flatten()
-    assert found.argmax().item() == place
-    told = [found.sum(), found.max(), *found[[0, 50, 101, 195]]]
-    for one, other in zip(told, [total, largest, *entries], strict=True):
+    actual = vt.get_method(spec).attribute(MODEL, IMAGE, target=2).flatten()
+    assert actual.argmax().item() == place
+    reported = [actual.sum(), actual.max(), *actual[[0, 50, 101, 195]]]
+    for one, other in zip(reported, [total, largest, *entries], strict=True):
         assert f"{one.item():.9g}" == f"{other:.9g}"
 
 
@@ -126,8 +126,8 @@ def test_one_path_serves_all_who_take_as_many_steps(value: str) -> None:
     assert sum(ticks) == 2 * 6
     compute_attributions(context, [vt.get_method(f"tam(steps=3, output={value})")])
     assert sum(ticks) == 2 * (6 + 2)  # the image itself is known
-    for method, found in zip(alike, together, strict=True):
-        assert torch.allclose(found.map, method.attribute(model, images(model, 2), target=1), rtol=1e-5, atol=1e-9)
+    for method, actual in zip(alike, together, strict=True):
+        assert torch.allclose(actual.map, method.attribute(model, images(model, 2), target=1), rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("spec", ["tam(steps=5)", "bt_h(steps=5)", "bt_t(steps=5)", "inflow", "iia(steps=1)"])
@@ -137,11 +137,11 @@ def test_inner_batches_and_neighbours_change_nothing(spec: str, kind: str) -> No
     model = FAMILIES[kind]().double()
     x = images(model, 3)
     method = vt.get_method(spec)
-    found = method.attribute(model, x, target=2)
+    actual = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
-        assert torch.allclose(method.attribute(model, x, target=2, batch_size=size), found, rtol=1e-9)
-    for image, each in zip(x, found, strict=True):
-        assert torch.allclose(method.attribute(model, image[None], target=2)[0], each, rtol=1e-9)
+        assert torch.allclose(method.attribute(model, x, target=2, batch_size=size), actual, rtol=1e-9)
+    for image, item in zip(x, actual, strict=True):
+        assert torch.allclose(method.attribute(model, image[None], target=2)[0], item, rtol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.errors.VitreousWarning")
@@ -150,8 +150,8 @@ def test_inner_batches_and_neighbours_change_nothing(spec: str, kind: str) -> No
 def test_no_gradient_is_no_error(spec: str, kind: str) -> None:
     """Nothing divided by nothing is nothing: the map is the same everywhere."""
     model = FAMILIES[kind]()
-    found = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
-    assert found.amax() - found.amin() <= 1e-6
+    actual = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    assert actual.amax() - actual.amin() <= 1e-6
 
 
 def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
@@ -159,13 +159,13 @@ def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
     model = FAMILIES["siglip"](class_token=True).double()
     x = images(model, 1)
     for spec in ("tam(steps=2)", "bt_h(steps=2)", "bt_t(steps=2)", "inflow", "iia(steps=1)"):
-        found = vt.get_method(spec).attribute(model, x, target=2)
-        assert found.shape == (1, 4, 4)
-        assert found.amax() > 0
+        actual = vt.get_method(spec).attribute(model, x, target=2)
+        assert actual.shape == (1, 4, 4)
+        assert actual.amax() > 0
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         ("tam(steps=0)", "steps=0"),
         ("bt_h(steps=-3)", "steps=-3"),
@@ -175,8 +175,8 @@ def test_a_pooling_over_patches_only_leaves_the_prefix_out() -> None:
         ("tam(start=half)", "start"),
     ],
 )
-def test_parameters_that_mean_nothing_are_refused(spec: str, told: str) -> None:
-    with pytest.raises(SpecError, match=told):
+def test_parameters_that_mean_nothing_are_refused(spec: str, reported: str) -> None:
+    with pytest.raises(SpecError, match=reported):
         vt.get_method(spec)
 
 

@@ -70,11 +70,11 @@ def read(model: Any, matrix: Tensor) -> Tensor:
 def assert_same(spec: str, model: Any, definition: Any) -> None:
     """Compare a batch of two with the definition for each of them."""
     x = images(model, 2)
-    found = vt.get_method(spec).attribute(model, x, target=CLASS)
-    for image, each in zip(x, found, strict=True):
+    actual = vt.get_method(spec).attribute(model, x, target=CLASS)
+    for image, item in zip(x, actual, strict=True):
         expected = definition(image[None])
         assert expected.abs().max() > 0
-        assert (each.flatten() - expected).abs().max() <= 1e-9 * expected.abs().max()
+        assert (item.flatten() - expected).abs().max() <= 1e-9 * expected.abs().max()
 
 
 def transitions(model: Any, start: Tensor, steps: int, down_to: int, twice: bool = False, first: int = 0) -> Tensor:
@@ -133,11 +133,11 @@ def importance(attention: Tensor, gradient: Tensor) -> Tensor:
 def test_bt_h(model: Any, start: int) -> None:
     def definition(x: Tensor) -> Tensor:
         run = forward(model, reference_vit.embed(model, x))
-        found = []
+        actual = []
         for attention, gradient in zip(attentions(run), gradients(run), strict=True):
             weights = importance(attention[0], gradient[0])
-            found.append(sum(w * a for w, a in zip(weights, attention[0], strict=True)))
-        return read(model, integrated(model, x, 3) * gathered(found, start))
+            actual.append(sum(w * a for w, a in zip(weights, attention[0], strict=True)))
+        return read(model, integrated(model, x, 3) * accumulated(actual, start))
 
     assert_same(f"bt_h(start={start}, steps=3)", model, definition)
 
@@ -146,7 +146,7 @@ def test_bt_h(model: Any, start: int) -> None:
 def test_bt_t(model: Any, start: int) -> None:
     def definition(x: Tensor) -> Tensor:
         run = forward(model, reference_vit.embed(model, x))
-        found = []
+        actual = []
         for module, attention, values, stream in zip(model.blocks, run.attention, run.values, run.inputs, strict=True):
             attn, mixed = module.attn, (attention @ values)[0].transpose(0, 1).flatten(1)
             joined = values[0].transpose(0, 1).flatten(1)  # the values of all heads, [N, D]
@@ -156,15 +156,15 @@ def test_bt_t(model: Any, start: int) -> None:
                 joined = (joined - joined.mean(dim=1, keepdim=True)) * attn.norm.weight
             moved = reference_vit.scaled(module.ls1, joined @ attn.proj.weight.T)
             ratio = moved.norm(dim=1) / stream[0].norm(dim=1)
-            found.append(attention[0].mean(dim=0) * ratio[None, :] / deviation[:, None])
+            actual.append(attention[0].mean(dim=0) * ratio[None, :] / deviation[:, None])
         if run.pool is not None:
-            found.append(run.pool[0].mean(dim=0))
-        return read(model, integrated(model, x, 3) * gathered(found, start).abs())
+            actual.append(run.pool[0].mean(dim=0))
+        return read(model, integrated(model, x, 3) * accumulated(actual, start).abs())
 
     assert_same(f"bt_t(start={start}, steps=3)", model, definition)
 
 
-def gathered(matrices: list[Tensor], start: int) -> Tensor:
+def accumulated(matrices: list[Tensor], start: int) -> Tensor:
     """``R <- R + C R`` upwards; a pooling by attention has no row of its own in R before it."""
     pool = matrices.pop() if len(matrices[-1]) == 1 else None
     total = torch.eye(len(matrices[0]), dtype=torch.float64)
@@ -186,13 +186,13 @@ def test_inflow(model: Any, mlp: bool) -> None:
             ).amax(dim=0)
             score = own_score(model, run.outputs[layer])
             (gradient,) = torch.autograd.grad(score, run.attention[layer], retain_graph=True)
-            kept = (gradient[0].mean(dim=0) * fused).clamp(min=0)
+            visible = (gradient[0].mean(dim=0) * fused).clamp(min=0)
             stream, middle, output = run.inputs[layer][0], run.middle[layer][0], run.outputs[layer][0]
             one = torch.stack([stream.norm(dim=1), (middle - stream).norm(dim=1)])
             two = torch.stack([middle.norm(dim=1), (output - middle).norm(dim=1)])
             (u, w), (v, z) = one / one.sum(dim=0), two / two.sum(dim=0)
             ratio = (z / v) / (z / v).sum()
-            step = kept @ torch.diag(w) + torch.diag(u)
+            step = visible @ torch.diag(w) + torch.diag(u)
             if mlp:
                 step = step @ torch.diag(ratio * z + v)
             product = (step / step.sum(dim=1, keepdim=True)) @ product
@@ -227,7 +227,7 @@ def test_iia(model: Any) -> None:
                 run = forward(model, reference_vit.embed(model, t * x), scale=u)
                 pairs = zip(attentions(run), gradients(run), strict=True)
                 runs.append([(a[0] * g[0]).clamp(min=0).mean(dim=0) for a, g in pairs])
-        means = [torch.stack(found).mean(dim=0) for found in zip(*runs, strict=True)]
+        means = [torch.stack(actual).mean(dim=0) for actual in zip(*runs, strict=True)]
         pool = means.pop() if len(means) > 3 else None
         product = torch.eye(len(means[0]), dtype=torch.float64)
         for mean in means:

@@ -24,11 +24,11 @@ def slow(request: pytest.FixtureRequest) -> Slow:
     return slow_of(str(request.param))
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == torch.float64
-    assert found.shape == expected.shape
+def close(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == torch.float64
+    assert actual.shape == expected.shape
     assert expected.abs().max() > 0
-    assert (found - expected).abs().max() <= 1e-9 * expected.abs().max()
+    assert (actual - expected).abs().max() <= 1e-9 * expected.abs().max()
 
 
 # -- slowly, between all patches -------------------------------------------------------------------
@@ -108,10 +108,10 @@ def test_iia_in_between(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_iia(slow: Slow, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth softmax is the last block's: it is scaled there, and has no way back to its scores."""
-    plain, calls, scale = F.softmax, [0], [1.0]
+    unchanged, calls, scale = F.softmax, [0], [1.0]
 
     def softmax(*args: Any, **options: Any) -> Tensor:
-        out = plain(*args, **options)
+        out = unchanged(*args, **options)
         calls[0] += 1
         return out if calls[0] % 4 else (scale[0] * out.detach()).requires_grad_()
 
@@ -128,7 +128,7 @@ def check_iia(slow: Slow, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 for total, (a, g) in zip(sums, slow.pairs(run, [0, 1, 2, 3]), strict=True):
                     total += (a * g).clamp(min=0).mean(dim=1)
     mixed = [total / len(way) ** 2 + one(total) for total in sums]
-    close(slow.maps(f"iia(steps={steps})"), slow.rolled([each / each.sum(dim=2, keepdim=True) for each in mixed]))
+    close(slow.maps(f"iia(steps={steps})"), slow.rolled([item / item.sum(dim=2, keepdim=True) for item in mixed]))
 
 
 # -- ways to compute, and models around it ---------------------------------------------------------
@@ -148,20 +148,20 @@ def test_fused_attention_gives_the_same(library: str) -> None:
                 block.attn.fused_attn = fused
     x = images(models[0], 2)
     for spec in METHODS:
-        found, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in models)
+        actual, expected = (vt.get_method(spec).attribute(model, x, target=2) for model in models)
         within = 1e-4 if library == "hf" else 1e-9  # whose written-out softmax is a float32 whatever the model is
-        assert (found - expected).abs().max() <= within * expected.abs().max()
+        assert (actual - expected).abs().max() <= within * expected.abs().max()
 
 
 @pytest.mark.parametrize("spec", METHODS)
 def test_inner_batches_and_neighbours_change_nothing(spec: str) -> None:
     model, method = timm(size=ODD), vt.get_method(spec)
     x = images(model, 3)
-    found = method.attribute(model, x, target=2)
+    actual = method.attribute(model, x, target=2)
     for size in (1, 2, 7):
-        close(method.attribute(model, x, target=2, batch_size=size), found)
-    for image, each in zip(x, found, strict=True):
-        close(method.attribute(model, image[None], target=2)[0], each)
+        close(method.attribute(model, x, target=2, batch_size=size), actual)
+    for image, item in zip(x, actual, strict=True):
+        close(method.attribute(model, image[None], target=2)[0], item)
 
 
 def test_one_path_serves_both() -> None:
@@ -178,8 +178,8 @@ def test_one_path_serves_both() -> None:
 def test_sub_networks_have_the_windows_of_their_blocks(name: str) -> None:
     slow = slow_of("timm_odd")
     tokens = slow.view.forward_blocks(slow.view.embed(slow.x), 0, 1).detach()
-    found = vt.get_method(f"{name}(start=0, steps=1)").attribute(slow.view.suffix(1, slow.x), tokens, target=1)
-    close(found, slow.maps(f"{name}(start=1, steps=1)"))
+    actual = vt.get_method(f"{name}(start=0, steps=1)").attribute(slow.view.suffix(1, slow.x), tokens, target=1)
+    close(actual, slow.maps(f"{name}(start=1, steps=1)"))
 
 
 @pytest.mark.parametrize("spec", METHODS)
@@ -196,8 +196,8 @@ def test_half_precision_keeps_small_numbers(spec: str) -> None:
 @pytest.mark.parametrize("spec", METHODS)
 def test_no_gradient_is_no_error(spec: str) -> None:
     model = timm(size=64)
-    found = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
-    assert found.amax() - found.amin() <= 1e-12
+    actual = vt.get_method(spec).attribute(model, images(model, 1), target=lambda logits: 0 * logits[:, 0])
+    assert actual.amax() - actual.amin() <= 1e-12
 
 
 def doubled(attention: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ def test_the_divergence_keeps_its_precision_where_ratios_are_extreme(alpha: floa
     ratio = 1 / (1 + math.exp(-alpha))
     left = math.exp(-alpha) / (1 + math.exp(-alpha))
     expected = 0.5 * (ratio**2 * 2.5 - ratio * (1 + left)) + (alpha if alpha > 30 else math.log1p(math.exp(alpha)))
-    found = float(information(torch.tensor(alpha), torch.tensor(2.5)))
-    assert found == pytest.approx(expected, rel=1e-5, abs=2e-7 * ratio)
-    assert math.isfinite(found)
+    actual = float(information(torch.tensor(alpha), torch.tensor(2.5)))
+    assert actual == pytest.approx(expected, rel=1e-5, abs=2e-7 * ratio)
+    assert math.isfinite(actual)
 
 
 def test_a_small_deviation_is_lifted() -> None:
@@ -45,9 +45,9 @@ def test_the_blur_is_a_convolution(grid: tuple[int, int], sigma: float) -> None:
     values = torch.rand(2, 4, *grid, dtype=torch.float64)
     blur = Blur.of(sigma, grid, 1, values)
     tokens = torch.cat([torch.ones(2, 1, 4, dtype=torch.float64), values.flatten(2).transpose(1, 2)], dim=1)
-    found = blur(tokens)
-    assert torch.equal(found[:, :1], tokens[:, :1])
-    assert torch.allclose(found[:, 1:].transpose(1, 2).reshape(values.shape), smoothed(values, sigma))
+    actual = blur(tokens)
+    assert torch.equal(actual[:, :1], tokens[:, :1])
+    assert torch.allclose(actual[:, 1:].transpose(1, 2).reshape(values.shape), smoothed(values, sigma))
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6), (2, 2), (2, 3)])
@@ -55,7 +55,7 @@ def test_grids_smaller_than_the_kernel_still_have_means(grid: tuple[int, int]) -
     ones = torch.ones(1, grid[0] * grid[1], 2, dtype=torch.float64)
     assert torch.allclose(Blur.of(1.0, grid, 0, ones)(ones), ones)
     mixed = Blur.of(3.0, grid, 0, ones)
-    assert all(torch.allclose(each.sum(dim=1), each.new_ones(len(each))) for each in mixed[:2])
+    assert all(torch.allclose(item.sum(dim=1), item.new_ones(len(item))) for item in mixed[:2])
     assert Blur.of(0.2, grid, 0, ones) is None
 
 
@@ -66,6 +66,6 @@ def test_active_means_in_more_than_one_in_a_hundred() -> None:
     assert part.merge(part).active.tolist() == [[False, False, True]]
     more = Moments(mean, mean, 100, torch.tensor([[0, 2, 0]]))
     assert part.merge(more).active.tolist() == [[False, True, False]]
-    bare = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
-    assert bare.active.tolist() == [[False, True, True]]
-    assert part.merge(bare).nonzero is None
+    uncounted = Moments(torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.0, 2.0, 0.0]]), 100)
+    assert uncounted.active.tolist() == [[False, True, True]]
+    assert part.merge(uncounted).nonzero is None

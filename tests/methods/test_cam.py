@@ -31,14 +31,14 @@ GOLDEN = {
 }
 
 
-def published(found: Tensor) -> Tensor:
+def published(actual: Tensor) -> Tensor:
     """The usual tail: ReLU, scale at 14 x 14, enlarge, ReLU, scale again."""
 
     def rescale(m: Tensor) -> Tensor:
         m = m - m.min()
         return m / (1e-7 + m.max())
 
-    small = rescale(found.clamp(min=0)).float()
+    small = rescale(actual.clamp(min=0)).float()
     large = F.interpolate(small[None, None], size=(224, 224), mode="bilinear", align_corners=False)[0, 0]
     return rescale(large.clamp(min=0))
 
@@ -47,10 +47,10 @@ def published(found: Tensor) -> Tensor:
 def test_golden_numbers(spec):
     mean, value, place = GOLDEN[spec]
     model, image = golden()
-    shown = published(vt.get_method(spec).attribute(model, image, target=2)[0])
-    assert shown.mean().item() == pytest.approx(mean, abs=1e-7)
-    assert shown[100, 37].item() == pytest.approx(value, abs=1e-6)
-    assert shown.argmax().item() == place
+    displayed = published(vt.get_method(spec).attribute(model, image, target=2)[0])
+    assert displayed.mean().item() == pytest.approx(mean, abs=1e-7)
+    assert displayed[100, 37].item() == pytest.approx(value, abs=1e-6)
+    assert displayed.argmax().item() == place
 
 
 # -- slow references -----------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def corners(size: int, cells: int) -> np.ndarray:
 @torch.no_grad()
 def test_scorecam(reference):
     height, width = reference.model.patch_embed.grid_size
-    down, across = (corners(s, c) for s, c in zip(reference.images.shape[2:], (height, width), strict=True))
+    down, columns = (corners(s, c) for s, c in zip(reference.images.shape[2:], (height, width), strict=True))
     expected, few = [], []
     for image, features in zip(reference.images, reference.run.norm1[-1].detach().numpy(), strict=True):
         f = features[reference.prefix :]
         scores = np.zeros(f.shape[1])
         for k in range(f.shape[1]):
-            mask = down @ f[:, k].reshape(height, width) @ across.T
+            mask = down @ f[:, k].reshape(height, width) @ columns.T
             mask = (mask - mask.min()) / (mask.max() - mask.min() + 1e-8)
             scores[k] = reference_vit.forward(reference.model, (image * torch.from_numpy(mask))[None]).logits[0, TARGET]
         expected.append(f @ (np.exp(scores) / np.exp(scores).sum()))
@@ -210,9 +210,9 @@ def test_layer_terms(reference):
     """At the block's input; the weights of XGrad-CAM+ over all tokens, prefix included."""
     p = reference.prefix
     for name in ("xgradcam_plus", "layercam", "gradcam_elementwise"):
-        how = weighted if name == "xgradcam_plus" else elementwise
-        terms = [[how(name, f, g)[p:] for f, g in reference.pair(x)] for x in reference.run.inputs]
-        check(reference, f"plus({name})", [sum(each) for each in zip(*terms, strict=True)])
+        method = weighted if name == "xgradcam_plus" else elementwise
+        terms = [[method(name, f, g)[p:] for f, g in reference.pair(x)] for x in reference.run.inputs]
+        check(reference, f"plus({name})", [sum(item) for item in zip(*terms, strict=True)])
 
 
 @pytest.mark.parametrize("name", ["gradcam_pp", "xgradcam", "eigencam", "eigengradcam", "ablationcam"])
@@ -220,13 +220,13 @@ def test_every_cam_has_layer_terms_of_its_own(name):
     """The CAM at the input of each block, summed; and that is no multiple of the CAM at one place."""
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found, extras = vt.get_method(f"plus({name})").attribute(model, x, 1, extras=True)
+    actual, extras = vt.get_method(f"plus({name})").attribute(model, x, 1, extras=True)
     terms = [vt.get_method(f"{name}(layer={layer}, point=resid_pre)") for layer in range(3)]
     expected = torch.stack([term.attribute(model, x, 1) for term in terms], dim=1)
     torch.testing.assert_close(extras["layers"], expected)
-    torch.testing.assert_close(found, expected.sum(dim=1))
+    torch.testing.assert_close(actual, expected.sum(dim=1))
     base = vt.get_method(name).attribute(model, x, 1)
-    for one, other in zip(found, base, strict=True):
+    for one, other in zip(actual, base, strict=True):
         assert abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1])) < 0.9999
 
 
@@ -384,10 +384,10 @@ def test_counts_of_forwards():
     """What the progress bar is told is what runs."""
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
-    for spec, each in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
+    for spec, item in {"scorecam": 25, "ablationcam": 25, "scorecam(channels=4)": 5}.items():
         ticks: list[int] = []
         method = vt.get_method(spec)
         method.compute(Context(vision_model, x, Target.of(vision_model, 2), batch=7, on_progress=ticks.append))
-        assert method.num_forwards(vision_model) * 2 == sum(ticks) == each * 2
+        assert method.num_forwards(vision_model) * 2 == sum(ticks) == item * 2
     with pytest.raises(vt.VitreousError, match="channels=0"):
         vt.get_method("scorecam(channels=0)")

@@ -26,12 +26,12 @@ from zoo import EVERY, look_at
 
 def ranks(values: list[float]) -> list[float]:
     """The mean place of each value in order, from 0 to 1, by counting."""
-    found = []
+    result = []
     for value in values:
         below = sum(other < value for other in values)
         equal = sum(other == value for other in values)
-        found.append((below + (equal - 1) / 2) / (len(values) - 1))
-    return found
+        result.append((below + (equal - 1) / 2) / (len(values) - 1))
+    return result
 
 
 # -- sums over start layers --------------------------------------------------------------------------------------------
@@ -53,11 +53,11 @@ MULTIPLES = ("ablationcam", "eigencam")
 
 
 def inputs_of_blocks(model: VisionModel, x: torch.Tensor) -> list[torch.Tensor]:
-    found, tokens = [], model.embed(x)
+    result, tokens = [], model.embed(x)
     for layer in range(model.depth):
-        found.append(tokens)
+        result.append(tokens)
         tokens = model.forward_block(layer, tokens)
-    return found
+    return result
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
@@ -78,9 +78,9 @@ def test_sums_over_subnetworks(family, base):
             with pytest.raises(vt.VitreousError, match=f"is {re.escape(base)} times a number"):
                 vt.get_method(spec).attribute(model, x, 1)
             continue
-        found, extras = vt.get_method(spec).attribute(model, x, 1, extras=True)
-        assert torch.allclose(found, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spec
-        assert extras["layers"].shape == (2, model.depth - first, *found.shape[1:])
+        actual, extras = vt.get_method(spec).attribute(model, x, 1, extras=True)
+        assert torch.allclose(actual, expected.sum(dim=0), rtol=1e-7, atol=1e-9 * expected.abs().max().item()), spec
+        assert extras["layers"].shape == (2, model.depth - first, *actual.shape[1:])
 
 
 def test_scorecam_scales_the_tokens_of_a_subnetwork():
@@ -97,8 +97,8 @@ def test_scorecam_scales_the_tokens_of_a_subnetwork():
             seen[0, model.num_prefix_tokens :] *= mask[:, None]
             scores.append(model.forward_head(model.forward_blocks(seen, 1))[0, 2])
         expected = features @ torch.stack(scores).softmax(dim=0)
-    found = vt.get_method("scorecam").attribute(model.suffix(1, x), tokens, target=2)
-    assert torch.allclose(found.flatten(), expected, atol=1e-10)
+    actual = vt.get_method("scorecam").attribute(model.suffix(1, x), tokens, target=2)
+    assert torch.allclose(actual.flatten(), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("base", ["tis(masks=6)", "smooth(ixg, samples=2)", "random"])
@@ -106,14 +106,14 @@ def test_draws_follow_the_image_and_not_the_rounding_of_its_tokens(base):
     """In single precision the tokens of a sub-network depend on the batch in their last digits."""
     model = FAMILIES["vit"]()
     x = images(model, 3)
-    how = vt.get_method(f"plus({base})")
-    together = how.attribute(model, x, 1)
+    method = vt.get_method(f"plus({base})")
+    together = method.attribute(model, x, 1)
     for i in range(3):
-        alone = how.attribute(model, x[i : i + 1], 1)
+        alone = method.attribute(model, x[i : i + 1], 1)
         assert torch.allclose(alone[0], together[i], atol=1e-5 * together.abs().max().item())
     model.double()
     assert torch.allclose(
-        how.attribute(model, x.double(), 1).float(), together, atol=2e-3 * together.abs().max().item()
+        method.attribute(model, x.double(), 1).float(), together, atol=2e-3 * together.abs().max().item()
     )
 
 
@@ -143,8 +143,8 @@ def test_logprob_is_the_base_for_the_log_probability() -> None:
     model = FAMILIES["vit"]()
     vision_model, inputs = vt.wrap(model), images(model, 3)
     for base in ("plus(decompx)", "generic", "smooth(ixg, samples=2)"):
-        found = vt.get_method(f"logprob({base})").attribute(vision_model, inputs)
-        assert torch.equal(found, vt.get_method(base).attribute(vision_model, inputs, output="logprob"))
+        actual = vt.get_method(f"logprob({base})").attribute(vision_model, inputs)
+        assert torch.equal(actual, vt.get_method(base).attribute(vision_model, inputs, output="logprob"))
     assert vt.get_method("logprob(rollout)").class_specific is False
 
 
@@ -164,9 +164,9 @@ def test_logprob_shares_one_pass() -> None:
 def test_a_multiple_of_the_base_is_refused(base: str) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
-    for how in ("plus", "skipplus"):
-        spec = f"{how}({base}, start=0, via=subnetwork)"
-        with pytest.raises(vt.VitreousError, match=f"{how}\\({base}\\) is {base} times a number"):
+    for method in ("plus", "skipplus"):
+        spec = f"{method}({base}, start=0, via=subnetwork)"
+        with pytest.raises(vt.VitreousError, match=f"{method}\\({base}\\) is {base} times a number"):
             vt.get_method(spec).attribute(model, x, 1)
 
 
@@ -178,19 +178,19 @@ def test_plus_of_iba_is_iba_at_every_layer() -> None:
         torch.testing.assert_close(summed, vt.get_method("iba_star(steps=3, samples=2)").attribute(model, x, 1))
 
 
-@pytest.mark.parametrize("how", ["plus", "skipplus"])
+@pytest.mark.parametrize("method", ["plus", "skipplus"])
 @pytest.mark.parametrize("base", ["decompx", "ixg", "rollout"])
-def test_layers_combined_by_rank_or_scale(how: str, base: str) -> None:
+def test_layers_combined_by_rank_or_scale(method: str, base: str) -> None:
     model, x = look_at("vit")
-    plain, extras = vt.get_method(f"{how}({base})").attribute(model, x, target=1, extras=True)
+    unchanged, extras = vt.get_method(f"{method}({base})").attribute(model, x, target=1, extras=True)
     terms = extras["layers"].double().numpy()
-    np.testing.assert_allclose(plain, terms.sum(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(unchanged, terms.sum(axis=1), rtol=1e-6)
     scaled = (terms / np.abs(terms).mean(axis=(2, 3), keepdims=True)).sum(axis=1)
-    found = vt.get_method(f"{how}({base}, combine=scaled)").attribute(model, x, target=1)
-    np.testing.assert_allclose(found, scaled, rtol=1e-6)
+    actual = vt.get_method(f"{method}({base}, combine=scaled)").attribute(model, x, target=1)
+    np.testing.assert_allclose(actual, scaled, rtol=1e-6)
     ranked = [[np.reshape(ranks(term.flatten().tolist()), term.shape) for term in image] for image in terms]
-    found = vt.get_method(f"{how}({base}, combine=rank)").attribute(model, x, target=1)
-    np.testing.assert_allclose(found, np.mean(ranked, axis=1), rtol=1e-6)
+    actual = vt.get_method(f"{method}({base}, combine=rank)").attribute(model, x, target=1)
+    np.testing.assert_allclose(actual, np.mean(ranked, axis=1), rtol=1e-6)
 
 
 def test_combining_costs_nothing_where_there_are_layer_terms() -> None:
@@ -219,20 +219,20 @@ def model() -> Any:
 def test_smooth_at_captum_has_noise_of_deviation_one(model):
     x = 3 * images(model, 2)
     for preset, samples in (("captum", 5), ("tis", 50)):
-        copies, found, _ = entering(model, f"smooth@{preset}(saliency)", x)
+        copies, actual, _ = entering(model, f"smooth@{preset}(saliency)", x)
         noise = copies.reshape(2, samples, *x.shape[1:]) - x.unsqueeze(1)
         assert noise.flatten(1).std(dim=1).tolist() == pytest.approx([1, 1], rel=0.05)
         maps = torch.stack([gradient(model, x + noise[:, i]).abs().sum(dim=1) for i in range(samples)])
-        torch.testing.assert_close(found, maps.mean(dim=0))
+        torch.testing.assert_close(actual, maps.mean(dim=0))
     assert vt.get_method("smooth@captum(saliency)").cost == (5, 5)
     assert vt.get_method("smooth@tis(saliency)").cost == (50, 50)
 
 
 def test_presets_of_smooth_are_all_different(model):
     x = images(model, TARGET)
-    spelled = ["smooth(saliency)", "smooth@captum(saliency)", "smooth@tis(saliency)"]
-    spelled += ["smooth(saliency, absolute=true)", "smooth(saliency, samples=5)"]
-    maps = [vt.get_method(each).attribute(model, x, TARGET) for each in spelled]
+    specs = ["smooth(saliency)", "smooth@captum(saliency)", "smooth@tis(saliency)"]
+    specs += ["smooth(saliency, absolute=true)", "smooth(saliency, samples=5)"]
+    maps = [vt.get_method(item).attribute(model, x, TARGET) for item in specs]
     for i, one in enumerate(maps):
         assert not any(torch.allclose(one, other, rtol=1e-3) for other in maps[:i])
     assert vt.get_method("smooth@captum(saliency)").spec == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
@@ -243,14 +243,14 @@ def test_kinds_of_smoothing(model, size):
     """The same copies; squares and variance of the base's maps, whatever the inner batch."""
     x = images(model, 2)
     copies, mean, _ = entering(model, "smooth(input_x_gradient, samples=4)", x)
-    each = copies.reshape(2, 4, *x.shape[1:]).unbind(dim=1)
-    maps = torch.stack([(copy * gradient(model, copy)).sum(dim=1) for copy in each])
-    how = {"mean": maps.mean(dim=0), "squares": maps.square().mean(dim=0), "variance": maps.var(dim=0, correction=0)}
-    torch.testing.assert_close(mean, how["mean"])
-    for kind, expected in how.items():
+    item = copies.reshape(2, 4, *x.shape[1:]).unbind(dim=1)
+    maps = torch.stack([(copy * gradient(model, copy)).sum(dim=1) for copy in item])
+    spec = {"mean": maps.mean(dim=0), "squares": maps.square().mean(dim=0), "variance": maps.var(dim=0, correction=0)}
+    torch.testing.assert_close(mean, spec["mean"])
+    for kind, expected in spec.items():
         method = vt.get_method(f"smooth(input_x_gradient, samples=4, kind={kind})")
-        found, extras = method.attribute(model, x, TARGET, extras=True, batch_size=size)
-        torch.testing.assert_close(found, expected)
+        actual, extras = method.attribute(model, x, TARGET, extras=True, batch_size=size)
+        torch.testing.assert_close(actual, expected)
         assert ("halves" in extras) == (kind != "variance")
         parts = maps.square() if kind == "squares" else maps
         torch.testing.assert_close(extras["deviation"], parts.std(dim=0, correction=0))
@@ -265,21 +265,23 @@ def test_kinds_of_smoothing(model, size):
 def test_mean_rank_and_disagreement(family):
     model, x = look_at(family)
     members = ["plus(ixg)", "generic", "centre"]
-    found, extras = vt.get_method(f"consensus({', '.join(members)})").attribute(model, x, 1, extras=True)
+    actual, extras = vt.get_method(f"consensus({', '.join(members)})").attribute(model, x, 1, extras=True)
     for i in range(2):
         rows = [ranks(vt.get_method(m).attribute(model, x, 1)[i].flatten().tolist()) for m in members]
-        assert found[i].flatten().tolist() == pytest.approx([statistics.mean(each) for each in zip(*rows, strict=True)])
-        deviation = [statistics.pstdev(each) for each in zip(*rows, strict=True)]
+        assert actual[i].flatten().tolist() == pytest.approx(
+            [statistics.mean(item) for item in zip(*rows, strict=True)]
+        )
+        deviation = [statistics.pstdev(item) for item in zip(*rows, strict=True)]
         assert extras["disagreement"][i].flatten().tolist() == pytest.approx(deviation)
         assert np.allclose(extras["ranks"][i].flatten(1), rows)
 
 
 def test_the_mean_of_maps_of_one_size():
     model, x = look_at("vit", 2)
-    found, extras = vt.get_method("consensus(ixg, decompx, combine=mean)").attribute(model, x, 1, extras=True)
+    actual, extras = vt.get_method("consensus(ixg, decompx, combine=mean)").attribute(model, x, 1, extras=True)
     maps = [vt.get_method(name).attribute(model, x, 1) for name in ("ixg", "decompx")]
     expected = sum(map_ / map_.abs().amax(dim=(1, 2), keepdim=True) for map_ in maps) / 2
-    assert torch.allclose(found, expected, atol=1e-12)
+    assert torch.allclose(actual, expected, atol=1e-12)
     assert extras["ranks"].min() == 0
     assert extras["ranks"].max() == 1
 
@@ -316,20 +318,20 @@ def test_pixels_are_summed_into_patches():
 def test_coarse_maps_are_enlarged():
     model = vt.wrap(EVERY["swin"]())
     x = images(model, 1)
-    found, extras = vt.get_method("consensus(gradcam, ixg)").attribute(model, x, 1, extras=True)
+    actual, extras = vt.get_method("consensus(gradcam, ixg)").attribute(model, x, 1, extras=True)
     coarse = vt.get_method("gradcam").attribute(model, x, 1)
     grid = model.grid(x)
     assert coarse.shape[1:] != grid
-    assert found.shape[1:] == grid
+    assert actual.shape[1:] == grid
     large = torch.nn.functional.interpolate(coarse[None], size=grid, mode="bilinear", align_corners=False)
     assert extras["ranks"][0, 0].flatten().tolist() == pytest.approx(ranks(large.flatten().tolist()))
 
 
 def test_a_member_that_is_the_same_everywhere_says_nothing():
     model, x = look_at("vit", 1)
-    found = vt.get_method("consensus(generic, constant)").attribute(model, x, 1)
+    actual = vt.get_method("consensus(generic, constant)").attribute(model, x, 1)
     alone = ranks(vt.get_method("generic").attribute(model, x, 1).flatten().tolist())
-    assert found.flatten().tolist() == pytest.approx([(rank + 0.5) / 2 for rank in alone])
+    assert actual.flatten().tolist() == pytest.approx([(rank + 0.5) / 2 for rank in alone])
 
 
 def test_members_share_their_passes():
@@ -344,7 +346,7 @@ def test_members_share_their_passes():
     vision_model = vt.wrap(model)
     together = ["consensus(generic, decompx)", "ixg", "skipplus(decompx)", "consensus(rollout, attcam)"]
     compute_attributions(
-        Context(vision_model, x, Target.of(vision_model, 2)), [vt.get_method(each) for each in together]
+        Context(vision_model, x, Target.of(vision_model, 2)), [vt.get_method(item) for item in together]
     )
     handle.remove()
     assert len(runs) == 2  # plain and frozen
@@ -417,17 +419,19 @@ def test_a_method_that_others_are_made_of_runs_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(make, "compute", counted)
     model = vt.wrap(FAMILIES["vit"]())
-    how = "coiba(steps=2, samples=1, stats=own)"
-    vt.compare(model, images(model, 1)[0], [how, f"consensus({how}, ixg)", f"refine(consensus({how}, ixg), masks=8)"])
+    method = "coiba(steps=2, samples=1, stats=own)"
+    vt.compare(
+        model, images(model, 1)[0], [method, f"consensus({method}, ixg)", f"refine(consensus({method}, ixg), masks=8)"]
+    )
     assert len(runs) == 1
 
 
 def test_maps_scaled_by_their_mean_size() -> None:
     model, x = look_at("vit")
-    found = vt.get_method("consensus(ixg, decompx, combine=scaled, weights='3,1')").attribute(model, x, 1)
+    actual = vt.get_method("consensus(ixg, decompx, combine=scaled, weights='3,1')").attribute(model, x, 1)
     maps = [vt.get_method(name).attribute(model, x, 1) for name in ("ixg", "decompx")]
     scaled = [map_ / map_.abs().mean(dim=(1, 2), keepdim=True) for map_ in maps]
-    assert torch.allclose(found, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)
+    assert torch.allclose(actual, 0.75 * scaled[0] + 0.25 * scaled[1], atol=1e-12)
 
 
 # -- witness -----------------------------------------------------------------------------------------------------------
@@ -446,16 +450,16 @@ def witnessed(terms: Tensor, seen: Tensor, power: float) -> np.ndarray:
 @pytest.mark.parametrize("family", ["vit", "registers", "gap", "hf_vit"])
 def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
     model, x = look_at(family)
-    how = vt.get_method(f"witness(decompx, generic{options})")
-    found, extras = how.attribute(model, x, target=1, extras=True)
-    _, told = vt.get_method(f"plus(decompx, start={how.start})").attribute(model, x, target=1, extras=True)
+    method = vt.get_method(f"witness(decompx, generic{options})")
+    actual, extras = method.attribute(model, x, target=1, extras=True)
+    _, reported = vt.get_method(f"plus(decompx, start={method.start})").attribute(model, x, target=1, extras=True)
     seen = vt.get_method("generic").attribute(model, x, target=1)
     for i in range(2):
-        expected = witnessed(told["layers"][i], seen[i], how.power)
+        expected = witnessed(reported["layers"][i], seen[i], method.power)
         if not expected.any():
             continue
-        np.testing.assert_allclose(found[i].flatten(), expected, rtol=1e-8, atol=1e-10)
-    assert torch.equal(extras["layers"], told["layers"])
+        np.testing.assert_allclose(actual[i].flatten(), expected, rtol=1e-8, atol=1e-10)
+    assert torch.equal(extras["layers"], reported["layers"])
     assert extras["weights"].shape == extras["layers"].shape[:2]
     assert (extras["weights"] >= 0).all()
     assert (extras["weights"] <= 1).all()
@@ -464,9 +468,9 @@ def test_a_witness_weighs_the_start_layers(family: str, options: str) -> None:
 def test_without_a_witness_all_layers_count_the_same() -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
-    found, extras = vt.get_method("witness(decompx, constant)").attribute(model, x, 1, extras=True)
+    actual, extras = vt.get_method("witness(decompx, constant)").attribute(model, x, 1, extras=True)
     assert (extras["weights"] == 1).all()
-    assert torch.allclose(found, vt.get_method("plus(decompx, combine=scaled)").attribute(model, x, 1), rtol=1e-5)
+    assert torch.allclose(actual, vt.get_method("plus(decompx, combine=scaled)").attribute(model, x, 1), rtol=1e-5)
 
 
 def test_a_witness_of_pixels_and_of_windows() -> None:
@@ -486,13 +490,13 @@ def test_a_noisy_layer_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("witness(decompx)", "by"),
         ("witness(decompx, generic, power=0)", "power=0.0 must be above 0 and at most 16"),
         ("witness(decompx, generic, via=sideways)", "via"),
     ],
 )
-def test_a_witness_badly_called(spec: str, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_a_witness_badly_called(spec: str, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         vt.get_method(spec)

@@ -23,9 +23,9 @@ def test_equals_explicit_propagation_from_every_start_layer(family, dtype, toler
     x = images(model, 1)
     for start in range(len(model.blocks)):
         shares = reference_vit.decompx(model.double(), x.double(), start)[:, 2]
-        found = vt.get_method(f"decompx(layer={start})").attribute(model.to(dtype), x, target=2)
+        actual = vt.get_method(f"decompx(layer={start})").attribute(model.to(dtype), x, target=2)
         expected = shares[model.num_prefix_tokens : -1]
-        assert (found.flatten().double() - expected).abs().max() <= tolerance * max(1, expected.abs().max())
+        assert (actual.flatten().double() - expected).abs().max() <= tolerance * max(1, expected.abs().max())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -43,18 +43,18 @@ def test_golden_model_from_every_start_layer():
     for start in range(4):
         with torch.no_grad():
             expected = reference_vit.decompx(model, x, start)[1:-1, 2]
-        found = vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2).flatten()
-        assert (found - expected).abs().max() <= 1e-9
+        actual = vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2).flatten()
+        assert (actual - expected).abs().max() <= 1e-9
 
 
 def test_equals_conservative_lrp_of_the_sheet():
     """CP-LRP with the identity GELU rule at the input of block 0 is DecompX without bias: the sheet's golden row."""
     model, x = golden()
-    found = vt.get_method("decompx").attribute(model, x, target=2).flatten()
+    actual = vt.get_method("decompx").attribute(model, x, target=2).flatten()
     expected = {0: -0.00531671933, 50: -0.000255723353, 101: 0.00972335567, 195: -0.000121434942}
-    assert found.sum().item() == pytest.approx(0.248398797, abs=1e-8)
+    assert actual.sum().item() == pytest.approx(0.248398797, abs=1e-8)
     for place, value in expected.items():
-        assert found[place].item() == pytest.approx(value, abs=1e-8)
+        assert actual[place].item() == pytest.approx(value, abs=1e-8)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,8 +88,8 @@ def test_biases_as_one_more_source(family):
     x = images(model, 1)
     for start in range(len(model.blocks)):
         method = vt.get_method(f"decompx(layer={start}, bias=token)")
-        found, extras = method.attribute(model, x, target=2, extras=True)
-        assert torch.equal(found, vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2))
+        actual, extras = method.attribute(model, x, target=2, extras=True)
+        assert torch.equal(actual, vt.get_method(f"decompx(layer={start})").attribute(model, x, target=2))
         assert extras["bias"].item() == pytest.approx(reference_vit.decompx(model, x, start)[-1, 2].item(), abs=1e-9)
 
 
@@ -112,12 +112,12 @@ def test_biases_spread_by_products(family):
     model = FAMILIES[family]().double()
     x = images(model, 2)
     for start in range(len(model.blocks)):
-        found = vt.get_method(f"decompx(layer={start}, bias=absdot)").attribute(model, x, target=2).flatten(1)
+        actual = vt.get_method(f"decompx(layer={start}, bias=absdot)").attribute(model, x, target=2).flatten(1)
         for i in range(2):
             shares = reference_vit.decompx(model, x[i : i + 1], start, spread=True)
             assert shares[-1].abs().max() == 0
             assert torch.allclose(shares.sum(dim=0), model(x)[i], atol=1e-9)
-            assert (found[i] - shares[model.num_prefix_tokens : -1, 2]).abs().max() <= 1e-9
+            assert (actual[i] - shares[model.num_prefix_tokens : -1, 2]).abs().max() <= 1e-9
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -143,11 +143,11 @@ def test_what_is_added_outside_any_layer_is_loud():
     model = vt.wrap(FAMILIES["vit"]())
 
     class Shifted(type(model)):
-        def finish(self, tokens):
-            return super().finish(tokens) + 1
+        def forward_head(self, tokens):
+            return super().forward_head(tokens) + 1
 
-        def original(self, inputs):
-            return super().original(inputs) + 1
+        def reference_forward(self, inputs):
+            return super().reference_forward(inputs) + 1
 
     with pytest.raises(vt.VitreousError, match="not recognised"):
         vt.get_method("decompx(bias=absdot)").attribute(Shifted(model.module), images(model, 1))
@@ -164,7 +164,7 @@ def test_plus_of_spread_biases_runs_every_sub_network():
     x = images(model, 1)
     with torch.no_grad():
         expected = sum(reference_vit.decompx(model, x, start, spread=True)[1:-1, 2] for start in range(3))
-    found = vt.get_method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
-    assert (found - expected).abs().max() <= 1e-9
+    actual = vt.get_method("plus(decompx(bias=absdot))").attribute(model, x, target=2).flatten()
+    assert (actual - expected).abs().max() <= 1e-9
     with pytest.raises(vt.VitreousError, match="no maps by layer"):
         vt.get_method("plus(decompx(bias=absdot), via=layers)")

@@ -22,18 +22,16 @@ from zoo import EVERY
 @pytest.mark.parametrize("family", list(EVERY))
 def test_every_family_has_all_three_steps(family: str) -> None:
     model = vt.wrap(EVERY[family]())
-    spelled = [vt.recommended_method(step, model) for step in EFFORT_LEVELS]
-    assert len(set(spelled)) == 3
-    assert [vt.get_method(each).spec for each in spelled] == spelled
-    assert [display_name(each) for each in spelled] == list(EFFORT_LEVELS)
-    costs = [vt.get_method(each).num_forwards(model) for each in spelled]
+    specs = [vt.recommended_method(step, model) for step in EFFORT_LEVELS]
+    assert len(set(specs)) == 3
+    assert [vt.get_method(item).spec for item in specs] == specs
+    assert [display_name(item) for item in specs] == list(EFFORT_LEVELS)
+    costs = [vt.get_method(item).num_forwards(model) for item in specs]
     assert costs == sorted(costs)
     assert costs[1] <= 40
-    x = images(model, 2)
-    for each in spelled[:2]:
-        found = vt.get_method(each).attribute(model, x, target=1)
-        assert torch.isfinite(found).all()
-    names = {part.info.name for part in vt.get_method(spelled[2]).components()}
+    for item in specs[:2]:
+        assert torch.isfinite(vt.get_method(item).attribute(model, images(model, 1), target=1)).all()
+    names = {part.info.name for part in vt.get_method(specs[2]).components()}
     assert ("refine" in names) is model.can_drop_tokens
     if model.attention != "global":
         assert not names & {"grad_rollout", "attcat"}
@@ -51,15 +49,15 @@ def test_the_best_step_runs() -> None:
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
     best = vt.recommended_method("best", vision_model).replace("spread=0.3", "spread=0.3, masks=16")
-    found, extras = vt.get_method(best).attribute(vision_model, x, target=1, extras=True)
-    assert found.shape == (2, *vision_model.grid(x))
+    actual, extras = vt.get_method(best).attribute(vision_model, x, target=1, extras=True)
+    assert actual.shape == (2, *vision_model.grid(x))
     assert extras["ranks"].shape[1] == 2
     mean_rank = extras["ranks"].double().mean(dim=1).flatten(1)
-    careful = (
+    careful_spec = (
         vt.get_method(vt.recommended_method("careful", vision_model)).attribute(vision_model, x, target=1).flatten(1)
     )
-    assert (found < 0).any()
-    for map, rank, values in zip(found.flatten(1), mean_rank, careful, strict=True):
+    assert (actual < 0).any()
+    for map, rank, values in zip(actual.flatten(1), mean_rank, careful_spec, strict=True):
         pairs = sorted(zip(rank.tolist(), map.tolist(), strict=True))
         assert [value for _, value in pairs] == sorted(map.tolist())  # in the order of the mean ranks
         assert map.sum() == pytest.approx(float(values.sum()), rel=1e-4)  # with the values of the step below
@@ -68,15 +66,15 @@ def test_the_best_step_runs() -> None:
 def test_a_plain_explain_is_quick() -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)
-    plain = vt.explain(model, x)[0]
-    assert plain.method == METHOD
-    for given in ({"effort": "quick"}, {"method": METHOD}):
-        again = vt.explain(model, x, **given)[0]
-        assert torch.equal(again.map, plain.map)
+    unchanged = vt.explain(model, x)[0]
+    assert unchanged.method == METHOD
+    for options in ({"effort": "quick"}, {"method": METHOD}):
+        again = vt.explain(model, x, **options)[0]
+        assert torch.equal(again.map, unchanged.map)
     choices = ((None, None), (None, "careful"), (METHOD, None))
     quick, careful, named = (resolve_method(*choice, vt.wrap(model)) for choice in choices)
     assert careful != quick == named
-    assert plain.caption.startswith("quick: ")
+    assert unchanged.caption.startswith("quick: ")
 
 
 def test_quick_takes_two_passes() -> None:
@@ -98,27 +96,27 @@ def test_windows_get_their_own() -> None:
 def test_compare_adds_the_step() -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)[0]
-    found = vt.compare(model, x, ["ixg"], effort="careful")
-    assert [each.method for each in found] == ["ixg", vt.recommended_method("careful", model)]
-    assert found["careful"] is found[1]
-    assert [each.method for each in vt.compare(model, x, ["ixg"])] == ["ixg"]
+    actual = vt.compare(model, x, ["ixg"], effort="careful")
+    assert [item.method for item in actual] == ["ixg", vt.recommended_method("careful", model)]
+    assert actual["careful"] is actual[1]
+    assert [item.method for item in vt.compare(model, x, ["ixg"])] == ["ixg"]
     usual = vt.compare(model, x)
     assert display_name(usual[-1].method) == "quick"
     assert len(usual) == 6
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"effort": "fast"}, "effort='fast' is not one of quick, careful, best"),
         ({"effort": "best", "method": "ixg"}, "give a method or an effort, not both: ixg and best"),
         ({"effort": ""}, "effort='' is not one of"),
     ],
 )
-def test_bad_steps(given: dict[str, str], said: str) -> None:
+def test_bad_steps(options: dict[str, str], message: str) -> None:
     model = FAMILIES["vit"]()
-    with pytest.raises(vt.VitreousError, match=said):
-        vt.explain(model, images(model, 1), **given)
+    with pytest.raises(vt.VitreousError, match=message):
+        vt.explain(model, images(model, 1), **options)
 
 
 def test_a_step_is_a_method_too() -> None:
@@ -130,13 +128,13 @@ def test_a_step_is_a_method_too() -> None:
 
 def test_half_precision_is_spelled_out() -> None:
     for step in EFFORT_LEVELS[1:]:
-        spelled = effort_spec(step, half=True)
-        assert vt.get_method(spelled).spec == spelled
-        parts = vt.get_method(spelled).components()
+        specs = effort_spec(step, half=True)
+        assert vt.get_method(specs).spec == specs
+        parts = vt.get_method(specs).components()
         assert {part.info.name for part in parts if getattr(part, "half", False)} == (
             {"coiba"} if step == "careful" else {"coiba", "refine"}
         )
-        assert display_name(spelled) == step
+        assert display_name(specs) == step
     assert effort_spec("quick", half=True) == METHOD
 
 
@@ -149,8 +147,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save("cat.png")
     small = ["cat.png", "-m", "world", "-q"]
     assert CliRunner().invoke(app, ["explain", *small]).exit_code == 0
-    (made,) = Path("explanations/cat").iterdir()
-    assert made.name == "quick"
+    (built,) = Path("explanations/cat").iterdir()
+    assert built.name == "quick"
     assert CliRunner().invoke(app, ["explain", *small, "--effort", "careful"]).exit_code == 0
     assert sorted(path.name for path in Path("explanations/cat").iterdir()) == ["careful", "quick"]
     for wrong in (["--effort", "slow"], ["--effort", "best", "--method", "ixg"]):
@@ -168,7 +166,7 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
         registered_command.callback.__name__: inspect.signature(registered_command.callback).parameters
         for registered_command in app.registered_commands
     }
-    python = {each.__name__: inspect.signature(each).parameters for each in (vt.explain, vt.compare, evaluate)}
+    python = {item.__name__: inspect.signature(item).parameters for item in (vt.explain, vt.compare, evaluate)}
     for command, option, name in (
         ("explain", "method", "method"),
         ("explain", "effort", "effort"),
@@ -202,35 +200,35 @@ def names(spec: str) -> set[str]:
 @pytest.mark.parametrize("family", list(CNNS))
 def test_every_convolutional_family_has_all_three_steps(family: str) -> None:
     model = vt.wrap(CNNS[family]())
-    quick, careful, best = (vt.recommended_method(step, model) for step in EFFORT_LEVELS)
-    assert [vt.get_method(each).spec for each in (quick, careful, best)] == [quick, careful, best]
-    assert [display_name(each) for each in (quick, careful, best)] == list(EFFORT_LEVELS)
+    quick, careful_spec, best = (vt.recommended_method(step, model) for step in EFFORT_LEVELS)
+    assert [vt.get_method(item).spec for item in (quick, careful_spec, best)] == [quick, careful_spec, best]
+    assert [display_name(item) for item in (quick, careful_spec, best)] == list(EFFORT_LEVELS)
     assert names(quick) == {"consensus", "lrp", "logprob", "layercam", "input_x_gradient"}
-    assert names(careful) == names(quick) | {"coiba"}
-    assert names(best) == names(careful) | {"refine"}
+    assert names(careful_spec) == names(quick) | {"coiba"}
+    assert names(best) == names(careful_spec) | {"refine"}
     x = images(model, 2)
-    found = vt.get_method(quick).attribute(model, x, target=1)
-    assert torch.isfinite(found).all()
-    assert found.shape[1:] == model.grid()
+    actual = vt.get_method(quick).attribute(model, x, target=1)
+    assert torch.isfinite(actual).all()
+    assert actual.shape[1:] == model.grid()
 
 
 def test_a_plain_explain_of_a_convolutional_network_is_quick() -> None:
     model = CNNS["resnet"]()
-    (plain,) = vt.explain(model, images(model, 1))
-    assert plain.method == vt.recommended_method("quick", model)
+    (unchanged,) = vt.explain(model, images(model, 1))
+    assert unchanged.method == vt.recommended_method("quick", model)
 
 
 def test_the_longer_steps_run() -> None:
     model = vt.wrap(CNNS["resnet"]())
     x = images(model, 1)
-    careful, best = (
+    careful_spec, best = (
         vt.recommended_method(step, model).replace("samples=3", "samples=2, steps=2") for step in EFFORT_LEVELS[1:]
     )
     maps = [
-        vt.get_method(each).attribute(model, x, target=1)
-        for each in (careful, best.replace("doubt", "masks=32, doubt"))
+        vt.get_method(item).attribute(model, x, target=1)
+        for item in (careful_spec, best.replace("doubt", "masks=32, doubt"))
     ]
-    assert all(torch.isfinite(found).all() for found in maps)
+    assert all(torch.isfinite(actual).all() for actual in maps)
     assert not torch.equal(*maps)
 
 
@@ -254,11 +252,11 @@ def test_where_relevance_has_no_rule_the_steps_do_without() -> None:
         vision_model = vt.wrap(model, layer="2")
     with pytest.raises(vt.VitreousError, match="hardswish"):
         vt.get_method("lrp@epsilon_plus").attribute(vision_model, torch.rand(1, 3, 16, 16))
-    spelled = [vt.recommended_method(step, vision_model) for step in EFFORT_LEVELS]
-    assert [display_name(each) for each in spelled] == list(EFFORT_LEVELS)
-    assert all("lrp" not in names(each) for each in spelled)
-    assert names(spelled[0]) == {"logprob", "consensus", "layercam", "integrated_gradients"}
-    assert torch.isfinite(vt.get_method(spelled[0]).attribute(vision_model, torch.rand(2, 3, 16, 16))).all()
+    specs = [vt.recommended_method(step, vision_model) for step in EFFORT_LEVELS]
+    assert [display_name(item) for item in specs] == list(EFFORT_LEVELS)
+    assert all("lrp" not in names(item) for item in specs)
+    assert names(specs[0]) == {"logprob", "consensus", "layercam", "integrated_gradients"}
+    assert torch.isfinite(vt.get_method(specs[0]).attribute(vision_model, torch.rand(2, 3, 16, 16))).all()
 
 
 def test_asking_leaves_the_network_alone() -> None:

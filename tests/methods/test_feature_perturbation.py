@@ -36,9 +36,9 @@ def test_clusters_are_those_of_scipy(seed, threshold):
     expected = fcluster(linkage(distances, "complete"), threshold, "distance")
     square = np.zeros((60, 60))
     square[np.triu_indices(60, 1)] = distances
-    found = complete_linkage(torch.from_numpy(square + square.T)[None], threshold)[0].numpy()
-    assert same_partition(found, expected)
-    assert np.unique(found, return_index=True)[1].tolist() == sorted(np.unique(found, return_index=True)[1])
+    actual = complete_linkage(torch.from_numpy(square + square.T)[None], threshold)[0].numpy()
+    assert same_partition(actual, expected)
+    assert np.unique(actual, return_index=True)[1].tolist() == sorted(np.unique(actual, return_index=True)[1])
 
 
 def test_clusters_of_equal_distances():
@@ -47,8 +47,8 @@ def test_clusters_of_equal_distances():
     distances = np.maximum(levels, levels.T)
     np.fill_diagonal(distances, 0)
     for threshold in (0.25, 0.6, 0.8):
-        found = complete_linkage(torch.from_numpy(distances)[None], threshold)[0].numpy()
-        groups = [np.flatnonzero(found == each) for each in range(found.max() + 1)]
+        actual = complete_linkage(torch.from_numpy(distances)[None], threshold)[0].numpy()
+        groups = [np.flatnonzero(actual == item) for item in range(actual.max() + 1)]
         assert all(distances[np.ix_(own, own)].max() < threshold for own in groups)
         apart = [distances[np.ix_(a, b)].max() for i, a in enumerate(groups) for b in groups[:i]]
         assert min(apart) >= threshold
@@ -69,12 +69,12 @@ def test_images_side_by_side_and_things_that_are_not_there():
     distances = 1 - unit @ unit.transpose(1, 2)
     there = torch.rand(3, 30, generator=torch.Generator().manual_seed(2)) < 0.7
     there[2] = False
-    found = complete_linkage(distances, 0.2, there)
-    for own, some, labels in zip(distances, there, found, strict=True):
-        assert (labels[~some] == -1).all()
-        alone = complete_linkage(own[some][:, some][None], 0.2)[0]
-        assert labels[some].tolist() == alone.tolist()
-    assert found.amax(dim=1)[0] > found.amax(dim=1)[1] == 0
+    actual = complete_linkage(distances, 0.2, there)
+    for own, subset, labels in zip(distances, there, actual, strict=True):
+        assert (labels[~subset] == -1).all()
+        alone = complete_linkage(own[subset][:, subset][None], 0.2)[0]
+        assert labels[subset].tolist() == alone.tolist()
+    assert actual.amax(dim=1)[0] > actual.amax(dim=1)[1] == 0
 
 
 # -- the definition ---------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def test_images_side_by_side_and_things_that_are_not_there():
 
 def features_of(model: vt.VisionModel, x: Tensor, layer: int, point: str, prefix: int, grid: tuple[int, int]) -> Tensor:
     """Channels [C, h, w] of one place in the model's own forward."""
-    kept = []
-    handle = model.hook_point(layer, point).register_forward_hook(lambda module, args, output: kept.append(output))
+    visible = []
+    handle = model.hook_point(layer, point).register_forward_hook(lambda module, args, output: visible.append(output))
     model.forward_head(model.forward_blocks(model.embed(x)))
     handle.remove()
-    tokens = kept[0][0].reshape(-1, kept[0].shape[-1])
+    tokens = visible[0][0].reshape(-1, visible[0].shape[-1])
     return tokens[prefix:].T.reshape(-1, *grid)
 
 
@@ -109,8 +109,8 @@ def vit_cx(
     large = [unit(c) for c in large if c.max() - c.min() > 1e-12]
     rows = np.stack([c.flatten().numpy() for c in large])
     labels = fcluster(linkage(pdist(rows, "cosine"), "complete"), threshold, "distance")
-    order = sorted(set(labels), key=lambda each: labels.tolist().index(each))
-    masks = [unit(sum(c for c, own in zip(large, labels, strict=True) if own == each)) for each in order]
+    order = sorted(set(labels), key=lambda item: labels.tolist().index(item))
+    masks = [unit(sum(c for c, own in zip(large, labels, strict=True) if own == item)) for item in order]
     draws = PRNGKey.of_images(seed, "vit_cx", x)
     total, cover = torch.zeros(size), sum(masks)
     for number, mask in enumerate(masks):
@@ -126,7 +126,7 @@ def vit_cx(
 @torch.no_grad()
 def test_vit_cx(family):
     model, x = look_at(family, 3)
-    found, extras = vt.get_method("vit_cx").attribute(model, x, CLASS, seed=3, extras=True)
+    actual, extras = vt.get_method("vit_cx").attribute(model, x, CLASS, seed=3, extras=True)
     if family in FAMILIES:
         assert len(set(extras["clusters"].tolist())) > 1, "images with different numbers of masks share the batch"
     for i, image in enumerate(x.split(1)):
@@ -134,29 +134,29 @@ def test_vit_cx(family):
         say = lambda seen: model.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
         expected, count = vit_cx(image, channels, tuple(x.shape[2:]), say, seed=3)
         assert extras["clusters"][i] == count > 1
-        assert torch.allclose(found[i], expected, atol=1e-12)
+        assert torch.allclose(actual[i], expected, atol=1e-12)
 
 
 @torch.no_grad()
 def test_other_places_scores_and_settings():
     model, x = look_at("vit", 3)
-    how = vt.get_method("vit_cx(layer=0, point=norm2, threshold=0.2, noise=0.5, output=logit)")
+    method = vt.get_method("vit_cx(layer=0, point=norm2, threshold=0.2, noise=0.5, output=logit)")
     channels = features_of(model, x[:1], 0, "norm2", 1, model.grid(x))
     expected, _ = vit_cx(x[:1], channels, (32, 32), lambda seen: model.module(seen)[0, 2], threshold=0.2, noise=0.5)
-    assert torch.allclose(how.attribute(model, x[:1], 2)[0], expected, atol=1e-12)
-    assert torch.equal(how.attribute(model, x[:1], 2, output="prob"), how.attribute(model, x[:1], 2))
-    assert vt.explain(model, x[0], how).output == "logit"
+    assert torch.allclose(method.attribute(model, x[:1], 2)[0], expected, atol=1e-12)
+    assert torch.equal(method.attribute(model, x[:1], 2, output="prob"), method.attribute(model, x[:1], 2))
+    assert vt.explain(model, x[0], method).output == "logit"
 
 
 @torch.no_grad()
 def test_the_last_stage_of_a_hierarchical_model():
     model, x = look_at("swin", 1)
-    found = vt.get_method("vit_cx").attribute(model, x[:1], CLASS)
+    actual = vt.get_method("vit_cx").attribute(model, x[:1], CLASS)
     last, grid = model.depth - 1, model.grid(x, model.depth - 1)
     assert grid != model.grid(x)
     channels = features_of(model, x[:1], last, "norm2", 0, grid)
     say = lambda seen: model.reference_forward(seen).softmax(1)[0, CLASS]  # noqa: E731
-    assert torch.allclose(found[0], vit_cx(x[:1], channels, tuple(x.shape[2:]), say)[0], atol=1e-12)
+    assert torch.allclose(actual[0], vit_cx(x[:1], channels, tuple(x.shape[2:]), say)[0], atol=1e-12)
 
 
 @torch.no_grad()
@@ -173,19 +173,19 @@ def test_tokens_of_a_sub_network():
     say = lambda seen: model.forward_head(model.forward_blocks(seen, 1)).softmax(1)[0, CLASS]  # noqa: E731
     expected, _ = vit_cx(tokens, channels, grid, say, mask_of)
     assert torch.allclose(vt.get_method("vit_cx").attribute(part, tokens, CLASS)[0], expected, atol=1e-12)
-    whole = vt.get_method("plus(vit_cx)").attribute(model, x, CLASS)
-    assert tuple(whole.shape[1:]) in (grid, tuple(x.shape[2:]))
-    assert torch.isfinite(whole).all()
+    complete = vt.get_method("plus(vit_cx)").attribute(model, x, CLASS)
+    assert tuple(complete.shape[1:]) in (grid, tuple(x.shape[2:]))
+    assert torch.isfinite(complete).all()
 
 
 def test_golden_vit_cx():
     """Of the released code, its noise set to zero."""
     model, image = golden()
-    found, extras = vt.get_method("vit_cx(noise=0)").attribute(model, image, 2, extras=True)
+    actual, extras = vt.get_method("vit_cx(noise=0)").attribute(model, image, 2, extras=True)
     assert extras["clusters"].tolist() == [5]
-    assert found.sum().item() == pytest.approx(1553.88425, rel=1e-8)
-    assert found[0, 8, 8].item() == pytest.approx(0.0310851604, rel=1e-8)
-    assert found[0, 100, 37].item() == pytest.approx(0.0308464778, rel=1e-8)
+    assert actual.sum().item() == pytest.approx(1553.88425, rel=1e-8)
+    assert actual[0, 8, 8].item() == pytest.approx(0.0310851604, rel=1e-8)
+    assert actual[0, 100, 37].item() == pytest.approx(0.0308464778, rel=1e-8)
 
 
 # -- edges ------------------------------------------------------------------------------------------------
@@ -197,35 +197,35 @@ def test_channels_that_are_the_same_everywhere_are_left_out():
     x = images(model, 3)
     norm = model.module.blocks[-1].norm1
     norm.weight[:20], norm.bias[:20] = 0, 0.7
-    found, extras = vt.get_method("vit_cx").attribute(model, x[:1], CLASS, extras=True)
+    actual, extras = vt.get_method("vit_cx").attribute(model, x[:1], CLASS, extras=True)
     channels = features_of(model, x[:1], 2, "norm1", 1, model.grid(x))
     say = lambda seen: model.module(seen).softmax(1)[0, CLASS]  # noqa: E731
     assert extras["clusters"] <= 4
-    assert torch.allclose(found[0], vit_cx(x[:1], channels, (32, 32), say)[0], atol=1e-12)
+    assert torch.allclose(actual[0], vit_cx(x[:1], channels, (32, 32), say)[0], atol=1e-12)
     norm.weight[:] = 0
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        found, extras = vt.get_method("vit_cx").attribute(model, x[:2], CLASS, extras=True)
+        actual, extras = vt.get_method("vit_cx").attribute(model, x[:2], CLASS, extras=True)
     assert extras["clusters"].tolist() == [0, 0]
-    assert not found.any()
+    assert not actual.any()
 
 
 @torch.no_grad()
 def test_one_mask_gives_its_effect_wherever_it_reaches():
     model, x = look_at("vit", 3)
-    found, extras = vt.get_method("vit_cx(threshold=2, output=logit, noise=0)").attribute(
+    actual, extras = vt.get_method("vit_cx(threshold=2, output=logit, noise=0)").attribute(
         model, x[:1], CLASS, extras=True
     )
     assert extras["clusters"].tolist() == [1]
-    values = found[0][found[0] != 0]
+    values = actual[0][actual[0] != 0]
     assert torch.allclose(values, values[0])
-    assert 0 < (found[0] == 0).sum() <= 16  # the pixels where that mask is zero, a corner of the picture at most
+    assert 0 < (actual[0] == 0).sum() <= 16  # the pixels where that mask is zero, a corner of the picture at most
 
 
 def test_noise_depends_on_seed_and_image_only():
     model, x = look_at("vit", 3)
-    how = vt.get_method("vit_cx(noise=1)")
-    assert not torch.allclose(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS))
-    cut = [how.attribute(model, x, CLASS, batch_size=size) for size in (1, 3, 100)]
+    method = vt.get_method("vit_cx(noise=1)")
+    assert not torch.allclose(method.attribute(model, x, CLASS, seed=1), method.attribute(model, x, CLASS))
+    cut = [method.attribute(model, x, CLASS, batch_size=size) for size in (1, 3, 100)]
     assert torch.allclose(cut[0], cut[1], atol=1e-12)
     assert torch.allclose(cut[0], cut[2], atol=1e-12)
 
@@ -237,7 +237,7 @@ def test_classes_that_are_compared_share_the_forwards_of_vit_cx(monkeypatch):
     monkeypatch.setattr(type(model), "embed", lambda self, inputs: rows.append(len(inputs)) or embed(self, inputs))
     alone, extras = vt.get_method("vit_cx").attribute(model, x[:1], CLASS, extras=True)
     rows.clear()
-    found, more = vt.get_method('var(vit_cx, classes="1,3,4")').attribute(model, x[:1], CLASS, extras=True)
+    actual, more = vt.get_method('var(vit_cx, classes="1,3,4")').attribute(model, x[:1], CLASS, extras=True)
     assert sum(rows) == 1 + 2 * int(extras["clusters"].sum())
     assert torch.allclose(more["maps"][:, 0], alone, atol=1e-12)
     monkeypatch.undo()
@@ -245,7 +245,7 @@ def test_classes_that_are_compared_share_the_forwards_of_vit_cx(monkeypatch):
         assert torch.allclose(
             more["maps"][:, place], vt.get_method("vit_cx").attribute(model, x[:1], other), atol=1e-12
         )
-    assert found.shape == (1, 32, 32)
+    assert actual.shape == (1, 32, 32)
 
 
 # -- AtMan -------------------------------------------------------------------------------------------------
@@ -291,8 +291,8 @@ def atman(model: vt.VisionModel, x: Tensor, factor: float, similarity: float | N
 @torch.no_grad()
 def test_atman(family, factor):
     model, x = look_at(family)
-    found = vt.get_method(f"atman(factor={factor})").attribute(model, x, CLASS)
-    for image, own in zip(x.split(1), found, strict=True):
+    actual = vt.get_method(f"atman(factor={factor})").attribute(model, x, CLASS)
+    for image, own in zip(x.split(1), actual, strict=True):
         assert torch.allclose(own, atman(model, image, factor), atol=1e-11)
         assert own.max() > own.min()
 
@@ -301,21 +301,21 @@ def test_atman(family, factor):
 @torch.no_grad()
 def test_similar_patches_go_with_it(similarity):
     model, x = look_at("registers")
-    found = vt.get_method(f"atman(similarity={similarity})").attribute(model, x, CLASS)
-    for image, own in zip(x.split(1), found, strict=True):
+    actual = vt.get_method(f"atman(similarity={similarity})").attribute(model, x, CLASS)
+    for image, own in zip(x.split(1), actual, strict=True):
         assert torch.allclose(own, atman(model, image, 0.1, similarity), atol=1e-11)
     if similarity < 0.5:
-        assert not torch.allclose(found, vt.get_method("atman").attribute(model, x, CLASS), atol=1e-3)
+        assert not torch.allclose(actual, vt.get_method("atman").attribute(model, x, CLASS), atol=1e-3)
 
 
 def test_golden_atman():
     model, image = golden()
-    found = vt.get_method("atman").attribute(model, image, 2)[0].flatten()
-    assert found.sum().item() == pytest.approx(0.0316445227, rel=1e-8)
-    assert found.max().item() == pytest.approx(0.00972573675, rel=1e-8)
-    assert found.argmax().item() == 151
+    actual = vt.get_method("atman").attribute(model, image, 2)[0].flatten()
+    assert actual.sum().item() == pytest.approx(0.0316445227, rel=1e-8)
+    assert actual.max().item() == pytest.approx(0.00972573675, rel=1e-8)
+    assert actual.argmax().item() == 151
     expected = [-0.00553637337, -0.000951484873, 0.00479074321, 0.00537335975]
-    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(expected, rel=1e-8)
+    assert actual[[0, 50, 101, 195]].tolist() == pytest.approx(expected, rel=1e-8)
 
 
 @torch.no_grad()
@@ -326,8 +326,8 @@ def test_presets():
     x = images(model, 2)
     model.module.pos_embed *= 0.1
     x = torch.cat([x[..., :16], x[..., :16]], dim=-1)
-    plain, magma = (vt.get_method(name).attribute(model, x, CLASS) for name in ("atman", "atman@magma"))
-    assert ((plain - magma).abs().flatten(1).amax(dim=1) > 0.1 * plain.abs().flatten(1).amax(dim=1)).all()
+    unchanged, magma = (vt.get_method(name).attribute(model, x, CLASS) for name in ("atman", "atman@magma"))
+    assert ((unchanged - magma).abs().flatten(1).amax(dim=1) > 0.1 * unchanged.abs().flatten(1).amax(dim=1)).all()
     assert torch.allclose(magma[0], atman(model, x[:1], 0.1, 0.6), atol=1e-11)
 
 
@@ -357,7 +357,7 @@ def test_scores_and_targets():
 def test_sub_networks_are_suppressed_from_their_first_block_on():
     model, x = look_at("vit")
     tokens = model.forward_blocks(model.embed(x), 0, 2)
-    found = vt.get_method("atman").attribute(model.suffix(2, x), tokens, CLASS)
+    actual = vt.get_method("atman").attribute(model.suffix(2, x), tokens, CLASS)
     block = model.module.blocks[2]
     for j in (0, 7, 15):
         factors = torch.ones(17).double()
@@ -365,21 +365,21 @@ def test_sub_networks_are_suppressed_from_their_first_block_on():
         out = tokens + attended(block.attn, block.norm1(tokens), factors)
         out = out + block.mlp(block.norm2(out))
         fall = (model.logits(x).log_softmax(1) - model.forward_head(out).log_softmax(1))[:, CLASS]
-        assert torch.allclose(found.flatten(1)[:, j], fall, atol=1e-11)
+        assert torch.allclose(actual.flatten(1)[:, j], fall, atol=1e-11)
 
 
 def test_weights_of_zero():
     """A row that underflowed loses the column; one that has nothing else keeps it."""
     attention = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]]).expand(1, 1, 3, 3)
-    found = SuppressedColumns(torch.tensor([[1]]), torch.tensor([[0.1]]))(attention)[0, 0]
+    actual = SuppressedColumns(torch.tensor([[1]]), torch.tensor([[0.1]]))(attention)[0, 0]
     left = 0.3**0.1 * 0.2**0.9
-    expected = [[1, 0, 0], [0, 1, 0], [each / (0.7 + left) for each in (0.2, left, 0.5)]]
-    assert torch.allclose(found, torch.tensor(expected))
+    expected = [[1, 0, 0], [0, 1, 0], [item / (0.7 + left) for item in (0.2, left, 0.5)]]
+    assert torch.allclose(actual, torch.tensor(expected))
 
 
 def test_classes_that_are_compared_share_the_forwards_of_atman(monkeypatch):
     model, x = look_at("vit")
-    alone = [vt.get_method("atman").attribute(model, x, each) for each in (1, 3)]
+    alone = [vt.get_method("atman").attribute(model, x, item) for item in (1, 3)]
     rows: list[int] = []
     head = type(model).forward_head
     monkeypatch.setattr(

@@ -22,7 +22,7 @@ def terms(model: Any, x: Tensor, absolute: bool = False) -> tuple[list[Tensor], 
     inputs: list[Tensor] = []
     outputs: list[tuple[int, Tensor, Tensor]] = []
 
-    def watch(layer: int, module: nn.Module, given: Any, output: Tensor) -> None:
+    def watch(layer: int, module: nn.Module, options: Any, output: Tensor) -> None:
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             bias = module.bias
             if output.ndim == 4:  # heads of queries and keys
@@ -31,13 +31,13 @@ def terms(model: Any, x: Tensor, absolute: bool = False) -> tuple[list[Tensor], 
 
     handles = []
     for layer, block in enumerate(model.blocks):
-        handles.append(block.register_forward_pre_hook(lambda module, given: inputs.append(given[0])))
+        handles.append(block.register_forward_pre_hook(lambda module, options: inputs.append(options[0])))
         for module in block.modules():
             handles.append(
-                module.register_forward_hook(lambda m, given, output, layer=layer: watch(layer, m, given, output))
+                module.register_forward_hook(lambda m, options, output, layer=layer: watch(layer, m, options, output))
             )
     last = len(model.blocks)
-    handles.append(model.norm.register_forward_hook(lambda m, given, output: watch(last, m, given, output)))
+    handles.append(model.norm.register_forward_hook(lambda m, options, output: watch(last, m, options, output)))
     score = model(x)[:, 2].sum()
     for handle in handles:
         handle.remove()
@@ -47,11 +47,11 @@ def terms(model: Any, x: Tensor, absolute: bool = False) -> tuple[list[Tensor], 
         product = product.abs() if absolute else product
         return product.sum(dim=(1, 3)) if product.ndim == 4 else product.sum(dim=-1)
 
-    found = [reduce(value * gradient).detach() for value, gradient in zip(inputs, gradients, strict=False)]
-    sums = [torch.zeros_like(found[0]) for _ in range(last + 1)]
+    result = [reduce(value * gradient).detach() for value, gradient in zip(inputs, gradients, strict=False)]
+    sums = [torch.zeros_like(result[0]) for _ in range(last + 1)]
     for (layer, _, bias), gradient in zip(outputs, gradients[len(inputs) :], strict=True):
         sums[layer] += reduce(bias * gradient).detach()
-    return found, sums
+    return result, sums
 
 
 # in a pooling by attention the biases behind the last norm reach patches too; it has a test of its own below
@@ -66,12 +66,12 @@ def test_every_bias_once(family: str, absolute: bool) -> None:
     inputs, biases = terms(model, x, absolute)
     prefix, more = model.num_prefix_tokens, f"absolute={str(absolute).lower()}"
     for start in range(3):
-        found = vt.get_method(f"fullgrad(layer={start}, {more})").attribute(model, x, target=2).flatten(1)
+        actual = vt.get_method(f"fullgrad(layer={start}, {more})").attribute(model, x, target=2).flatten(1)
         expected = (inputs[start] + sum(biases[start:]))[:, prefix:]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-        found = vt.get_method(f"fullgrad_plus(start={start}, {more})").attribute(model, x, target=2).flatten(1)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+        actual = vt.get_method(f"fullgrad_plus(start={start}, {more})").attribute(model, x, target=2).flatten(1)
         expected = (sum(inputs[start:]) + sum(biases[start:]))[:, prefix:]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 def test_compositions() -> None:
@@ -90,8 +90,8 @@ def test_compositions() -> None:
     }
     for spec, summed in expected.items():
         runs.clear()
-        found = vt.get_method(spec).attribute(model, x, target=2).flatten(1)
-        torch.testing.assert_close(found, summed[:, 1:], rtol=0, atol=1e-10)
+        actual = vt.get_method(spec).attribute(model, x, target=2).flatten(1)
+        torch.testing.assert_close(actual, summed[:, 1:], rtol=0, atol=1e-10)
         assert len(runs) == 1
 
 
@@ -111,7 +111,7 @@ def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> N
     logit = cache.logits[:, 2]
     if family == "hf_siglip":
         logit = logit - model.module.logit_bias.detach()  # added to a cosine, not in a layer
-    biases = [each.sum(dim=1) for each in cache[keeps[1]]]
+    biases = [item.sum(dim=1) for item in cache[keeps[1]]]
     for layer, tokens in enumerate(cache[keeps[0]]):
         torch.testing.assert_close(tokens.sum(dim=1) + sum(biases[layer:]), logit, rtol=1e-9, atol=1e-9)
 
@@ -119,11 +119,11 @@ def test_in_the_frozen_network_tokens_and_biases_are_the_logit(family: str) -> N
 def test_golden_model() -> None:
     model, x = golden()
     inputs, biases = terms(model, x)
-    found = vt.get_method("fullgrad").attribute(model, x, target=2).flatten()
-    torch.testing.assert_close(found, (inputs[0] + sum(biases))[0, 1:], rtol=0, atol=1e-12)
-    found = vt.get_method("fullgrad_plus").attribute(model, x, target=2).flatten()
+    actual = vt.get_method("fullgrad").attribute(model, x, target=2).flatten()
+    torch.testing.assert_close(actual, (inputs[0] + sum(biases))[0, 1:], rtol=0, atol=1e-12)
+    actual = vt.get_method("fullgrad_plus").attribute(model, x, target=2).flatten()
     assert sum(inputs)[0, 1:].sum().item() == pytest.approx(-0.167669631, rel=1e-8)  # the sheet's CAT
-    torch.testing.assert_close(found, (sum(inputs) + sum(biases))[0, 1:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, (sum(inputs) + sum(biases))[0, 1:], rtol=0, atol=1e-12)
 
 
 def test_a_model_without_biases_is_input_times_gradient() -> None:
@@ -132,5 +132,5 @@ def test_a_model_without_biases_is_input_times_gradient() -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
             module.bias = None
-    found = vt.get_method("fullgrad").attribute(model, x, target=2)
-    assert torch.equal(found, vt.get_method("ixg").attribute(model, x, target=2))
+    actual = vt.get_method("fullgrad").attribute(model, x, target=2)
+    assert torch.equal(actual, vt.get_method("ixg").attribute(model, x, target=2))

@@ -55,17 +55,17 @@ TABLE = {
 @pytest.mark.parametrize("spec", TABLE)
 def test_token_maps(spec):
     total, largest, place, *entries = TABLE[spec]
-    found = attribute(spec).flatten()
+    actual = attribute(spec).flatten()
     if largest == 1:  # the script divides by the maximum
-        found = found / found.max()
-    assert found.sum().item() == pytest.approx(total, rel=1e-8)
-    assert found.max().item() == pytest.approx(largest, rel=1e-8)
-    assert found.argmax().item() == place
-    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-8)
+        actual = actual / actual.max()
+    assert actual.sum().item() == pytest.approx(total, rel=1e-8)
+    assert actual.max().item() == pytest.approx(largest, rel=1e-8)
+    assert actual.argmax().item() == place
+    assert actual[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-8)
 
 
 @pytest.mark.parametrize(
-    ("plain", "preset"),
+    ("unchanged", "preset"),
     [
         ("rollout", "rollout@vit_explain"),
         ("grad_rollout", "grad_rollout@vit_explain"),
@@ -74,9 +74,9 @@ def test_token_maps(spec):
         ("gradsam", "gradsam@plus"),
     ],
 )
-def test_presets_differ_from_the_formula(plain, preset):
+def test_presets_differ_from_the_formula(unchanged, preset):
     """Released code and formula rank the patches differently."""
-    one, other = (attribute(spec).flatten().argsort() for spec in (plain, preset))
+    one, other = (attribute(spec).flatten().argsort() for spec in (unchanged, preset))
     assert (one != other).float().mean() > 0.5
 
 
@@ -88,11 +88,11 @@ def test_presets_that_are_compositions():
 
 def test_attcam_after_the_published_post_processing():
     """ReLU and min-max are the release's. Maps of three classes are negative everywhere; the release gives NaN."""
-    shown = attribute("attcam", target=0).flatten().clamp(min=0)
-    shown = (shown - shown.min()) / (shown.max() - shown.min())
-    assert shown.sum().item() == pytest.approx(3.83071985, rel=1e-8)
-    assert shown.argmax().item() == 41
-    assert shown[[0, 50, 101, 195]].tolist() == [0, 0, 0, 0]
+    displayed = attribute("attcam", target=0).flatten().clamp(min=0)
+    displayed = (displayed - displayed.min()) / (displayed.max() - displayed.min())
+    assert displayed.sum().item() == pytest.approx(3.83071985, rel=1e-8)
+    assert displayed.argmax().item() == 41
+    assert displayed[[0, 50, 101, 195]].tolist() == [0, 0, 0, 0]
     for target in (2, 4, 5):
         assert (attribute("attcam", target=target) <= 0).all()
 
@@ -120,8 +120,8 @@ def test_cams_after_the_published_post_processing(spec):
 
 def test_pixel_gradients():
     assert attribute("saliency").sum().item() == pytest.approx(44.9655535, rel=1e-8)
-    found = attribute("integrated_gradients")
-    assert found.sum().item() == pytest.approx(0.0292804716, rel=1e-8)
+    actual = attribute("integrated_gradients")
+    assert actual.sum().item() == pytest.approx(0.0292804716, rel=1e-8)
     with torch.no_grad():
         difference = MODEL(IMAGE)[0, 2] - MODEL(torch.zeros_like(IMAGE))[0, 2]
-    assert found.sum().item() == pytest.approx(difference.item(), abs=1e-9)  # completeness
+    assert actual.sum().item() == pytest.approx(difference.item(), abs=1e-9)  # completeness

@@ -19,17 +19,17 @@ from vitreous.tracing.runner import logits_with_patches
 from zoo import EVERY
 
 
-def compare(spec: str, model: nn.Module, layers: list[int], **how: Any) -> None:
+def compare(spec: str, model: nn.Module, layers: list[int], **method: Any) -> None:
     """The map and the history of two images equal those of the reference."""
     inputs = images(model, 2)
     of_tokens = replace(vt.get_method(spec), stats="own")
-    found, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
+    actual, extras = of_tokens.attribute(model, inputs, target=TARGET, extras=True)
     point = (lambda block: block) if spec.startswith("iba") else (lambda block: block.norm1)
     modules = [point(model.blocks[layer]) for layer in layers]
     for index, image in enumerate(inputs):
-        tokens, informations, entropies = reference(model, image, modules, spec.split("(")[0], **how)
-        expected = tokens[model.num_prefix_tokens :].reshape(found.shape[1:])
-        assert torch.allclose(found[index], expected, rtol=1e-7, atol=1e-9)
+        tokens, informations, entropies = reference(model, image, modules, spec.split("(")[0], **method)
+        expected = tokens[model.num_prefix_tokens :].reshape(actual.shape[1:])
+        assert torch.allclose(actual[index], expected, rtol=1e-7, atol=1e-9)
         assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-7)
         assert extras["relevance"][index].tolist() == pytest.approx([-entropy for entropy in entropies[:-1]], rel=1e-7)
 
@@ -44,7 +44,7 @@ def test_coiba_is_its_definition(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "layers", "how"),
+    ("options", "layers", "method"),
     [
         ("start=0", [0, 1, 2], {"beta": 1}),
         ("start=1, stop=2", [1], {"beta": 1}),
@@ -57,8 +57,8 @@ def test_coiba_is_its_definition(family: str) -> None:
         ("watch=true", [1, 2], {"beta": 1}),
     ],
 )
-def test_variants_of_coiba(options: str, layers: list[int], how: dict[str, Any]) -> None:
-    compare(f"coiba({options}, samples={SAMPLES})", FAMILIES["vit"]().double(), layers, **how)
+def test_variants_of_coiba(options: str, layers: list[int], method: dict[str, Any]) -> None:
+    compare(f"coiba({options}, samples={SAMPLES})", FAMILIES["vit"]().double(), layers, **method)
 
 
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "registers", "gap"])
@@ -76,10 +76,10 @@ def test_iba_after_the_last_block_and_with_one_ratio_per_token() -> None:
 def test_iba_star_is_the_sum_of_iba(family: str, layers: list[int]) -> None:
     model = FAMILIES[family]()
     inputs = images(model, 2)
-    found, extras = vt.get_method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
-    each = [vt.get_method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
-    assert torch.equal(extras["layers"], torch.stack(each, dim=1))
-    assert torch.equal(found, torch.stack(each, dim=1).sum(dim=1))
+    actual, extras = vt.get_method("iba_star(samples=2, steps=4)").attribute(model, inputs, target=1, extras=True)
+    item = [vt.get_method(f"iba(layer={l}, samples=2, steps=4)").attribute(model, inputs, target=1) for l in layers]
+    assert torch.equal(extras["layers"], torch.stack(item, dim=1))
+    assert torch.equal(actual, torch.stack(item, dim=1).sum(dim=1))
 
 
 def test_statistics_of_images_are_those_of_a_plain_forward() -> None:
@@ -131,11 +131,13 @@ def test_blocks_below_run_once_and_those_above_nine_times(batch: int | None, row
 def test_progress_counts_every_input() -> None:
     model = FAMILIES["vit"]()
     for spec in ("coiba", "coiba(compress=layers)", "coiba(stats=noise)", "coiba(stats=own)", "iba", "iba_star"):
-        method, told = vt.get_method(spec), []
-        vt.explain(model, images(model, 2), method, progress=lambda done, total, told=told: told.append(done))
-        assert told == sorted(told)
-        assert told[-1] == 2
-        assert told[-2] == pytest.approx(2, abs=1e-9), spec
+        method, reported = vt.get_method(spec), []
+        vt.explain(
+            model, images(model, 2), method, progress=lambda done, total, reported=reported: reported.append(done)
+        )
+        assert reported == sorted(reported)
+        assert reported[-1] == 2
+        assert reported[-2] == pytest.approx(2, abs=1e-9), spec
 
 
 def test_weights_get_no_gradient_and_keep_their_own() -> None:
@@ -162,10 +164,10 @@ def test_an_image_that_fails_does_not_touch_its_neighbour() -> None:
         return logits[:, 0] * torch.ones(len(logits)).masked_fill(broken, float("nan"))
 
     context = Context(vt.wrap(model), inputs, Target.of(vt.wrap(model), 2, target))
-    found = vt.get_method("coiba(steps=3, samples=4)").compute(context).map
+    actual = vt.get_method("coiba(steps=3, samples=4)").compute(context).map
     alone = vt.get_method("coiba(steps=3, samples=4)").attribute(model, inputs[:1], lambda logits: logits[:, 0])
-    assert torch.allclose(found[:1], alone, rtol=1e-5)
-    assert found[1].isnan().all()
+    assert torch.allclose(actual[:1], alone, rtol=1e-5)
+    assert actual[1].isnan().all()
 
 
 def test_memory_that_runs_out_halves_the_parts_once() -> None:
@@ -180,8 +182,8 @@ def test_memory_that_runs_out_halves_the_parts_once() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     model.blocks[2].register_forward_hook(narrow)
-    found = vt.get_method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
-    assert torch.allclose(found, expected, rtol=1e-4)
+    actual = vt.get_method("coiba(steps=4, stats=own)").attribute(model, inputs, target=1)
+    assert torch.allclose(actual, expected, rtol=1e-4)
     assert sum(size > 12 for size in sizes) == 1
 
 
@@ -190,11 +192,11 @@ def test_changes_at_every_kind_of_place() -> None:
     model = vt.wrap(FAMILIES["vit"]())
     inputs = images(model, 2)
     tokens = model.forward_blocks(model.embed(inputs), 0, 1).detach()
-    plain = model.logits(inputs)
+    unchanged = model.logits(inputs)
     every = {1: torch.clone, 2: torch.clone}
     with torch.no_grad():
         for point in ("resid_pre", "norm1", "attn", "norm2", "mlp", "resid_post"):
-            assert torch.allclose(logits_with_patches(model, tokens, 1, point, every), plain, atol=1e-5)
+            assert torch.allclose(logits_with_patches(model, tokens, 1, point, every), unchanged, atol=1e-5)
         twice = {1: lambda value: value * 2}
         after = logits_with_patches(model, tokens, 1, "resid_post", twice)
         assert torch.equal(after, logits_with_patches(model, tokens, 1, "resid_pre", {2: twice[1]}))
@@ -230,8 +232,8 @@ def test_a_hierarchical_model_is_looked_at_inside_one_stage() -> None:
 def test_all_layers_of_the_stage_are_damped() -> None:
     model = EVERY["swin"]()
     vision_model = vt.wrap(model)
-    found, extras = vt.get_method("coiba(watch=true)").attribute(vision_model, images(vision_model, 2), extras=True)
-    assert found.shape == (2, 4, 4)
+    actual, extras = vt.get_method("coiba(watch=true)").attribute(vision_model, images(vision_model, 2), extras=True)
+    assert actual.shape == (2, 4, 4)
     assert extras["layer_information"].shape == (2, 9, 2)
 
 
@@ -250,9 +252,9 @@ def test_all_layers_of_the_stage_are_damped() -> None:
 )
 def test_layers_and_files_that_are_not_there(spec: str, complaint: str) -> None:
     model = FAMILIES["vit"]()
-    with pytest.raises(vt.VitreousError, match=complaint) as told:
+    with pytest.raises(vt.VitreousError, match=complaint) as reported:
         vt.get_method(spec).attribute(model, images(model, 1))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +302,8 @@ def test_noise_gives_the_same_whoever_makes_it() -> None:
     model = FAMILIES["vit"]()
     statistics = vt.collect_activation_stats(model, noise=200, batch_size=7)
     inputs = images(model, 2)
-    given = replace(vt.get_method("coiba"), stats=statistics).attribute(model, inputs, target=1)
-    assert torch.allclose(vt.get_method("coiba(stats=noise)").attribute(model, inputs, target=1), given, rtol=1e-4)
+    supplied = replace(vt.get_method("coiba"), stats=statistics).attribute(model, inputs, target=1)
+    assert torch.allclose(vt.get_method("coiba(stats=noise)").attribute(model, inputs, target=1), supplied, rtol=1e-4)
 
 
 def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
@@ -316,14 +318,14 @@ def test_the_source_is_recorded_in_every_explanation(tmp_path: Any) -> None:
         f"smooth(coiba({short}), samples=2)": (f"statistics of coiba({short})", "world:64"),
     }
     for number, (spec, (key, source)) in enumerate(cases.items()):
-        found = vt.explain(model, images(model, 1)[0], spec)
-        assert found.request.settings[key] == source
-        loaded = vt.Explanation.load(found.save(tmp_path / str(number)))
-        assert loaded.request.settings == json.loads(json.dumps(found.request.settings))
-        assert vt.get_method(found.method) == vt.get_method(spec)
-    given = replace(vt.get_method(f"coiba({short})"), stats=vt.ActivationStats.load(path))
-    assert vt.explain(model, images(model, 1)[0], given).request.settings["statistics"] == "images:12"
-    assert vt.get_method(given.spec).stats == str(path)
+        actual = vt.explain(model, images(model, 1)[0], spec)
+        assert actual.request.settings[key] == source
+        loaded = vt.Explanation.load(actual.save(tmp_path / str(number)))
+        assert loaded.request.settings == json.loads(json.dumps(actual.request.settings))
+        assert vt.get_method(actual.method) == vt.get_method(spec)
+    supplied = replace(vt.get_method(f"coiba({short})"), stats=vt.ActivationStats.load(path))
+    assert vt.explain(model, images(model, 1)[0], supplied).request.settings["statistics"] == "images:12"
+    assert vt.get_method(supplied.spec).stats == str(path)
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -389,7 +391,7 @@ def test_two_seeds_agree_and_the_first_layer_nearly_bounds_the_others(shared: An
         one, two = (vt.explain(model, pictures, method, seed=seed) for seed in (0, 1))
         agreed = [spearmanr(a.map.flatten(), b.map.flatten())[0] for a, b in zip(one, two, strict=True)]
         assert sum(agreed) / len(agreed) > 0.9
-    for each in one:
-        terms = each.extras["layer_information"]
-        assert torch.allclose(terms[:, 0], each.extras["information"], rtol=1e-3)
+    for item in one:
+        terms = item.extras["layer_information"]
+        assert torch.allclose(terms[:, 0], item.extras["information"], rtol=1e-3)
         assert (terms[:, 0] >= 0.98 * terms.mean(dim=1)).all()  # estimates: now and then 1 % below

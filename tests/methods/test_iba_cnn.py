@@ -39,17 +39,17 @@ def moments_of(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def own_moments(value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same over the places of one image ``[1, C, h, w]``."""
     rows = value[0].flatten(1)
-    return tuple(each[:, None, None] for each in (rows.mean(dim=1), rows.std(dim=1), (rows != 0).any(dim=1)))
+    return tuple(item[:, None, None] for item in (rows.mean(dim=1), rows.std(dim=1), (rows != 0).any(dim=1)))
 
 
 def seen(model: nn.Module, modules: list[nn.Module], x: Tensor) -> list[Tensor]:
-    kept: list[Tensor] = []
-    handles = [module.register_forward_hook(lambda m, a, out: kept.append(out.clone())) for module in modules]
+    visible: list[Tensor] = []
+    handles = [module.register_forward_hook(lambda m, a, out: visible.append(out.clone())) for module in modules]
     with torch.no_grad():
         model(x)
     for handle in handles:
         handle.remove()
-    return kept
+    return visible
 
 
 def reference(
@@ -65,9 +65,9 @@ def reference(
 ) -> tuple[Tensor, list[float]]:
     """The information at every place in the last of the forwards, in bits, and what was lost at each."""
     clean = seen(model, modules, image[None])
-    moments = moments or [own_moments(each) for each in clean]
-    _, width, high, wide = clean[0].shape
-    alpha = torch.full((1, width if channels else 1, high, wide), 5.0, dtype=torch.float64, requires_grad=True)
+    moments = moments or [own_moments(item) for item in clean]
+    _, width, height, broad = clean[0].shape
+    alpha = torch.full((1, width if channels else 1, height, broad), 5.0, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([alpha], lr=1)
     draws = PRNGKey.of_images(0, purpose, image[None])
     informations: list[float] = []
@@ -82,12 +82,12 @@ def reference(
             passed = Normal(ratio * value + (1 - ratio) * mean, ((1 - ratio) * std).expand_as(value))
             usual = Normal(mean.expand_as(value), std.expand_as(value))
             terms.append(kl_divergence(passed, usual) * active)
-            shape = (high * wide, value.shape[1])
-            drawn = torch.cat([draws.at(step, place).at(n).normal(*shape) for n in range(SAMPLES)]).double()
-            noise = mean + std * drawn.transpose(1, 2).reshape(value.shape)
+            shape = (height * broad, value.shape[1])
+            sampled = torch.cat([draws.at(step, place).at(n).normal(*shape) for n in range(SAMPLES)]).double()
+            noise = mean + std * sampled.transpose(1, 2).reshape(value.shape)
             return (ratio * value + (1 - ratio) * noise) * active
 
-        handles = [each.register_forward_hook(hook) for each in modules]
+        handles = [item.register_forward_hook(hook) for item in modules]
         logits = model(image.expand(SAMPLES, -1, -1, -1))
         for handle in handles:
             handle.remove()
@@ -107,16 +107,16 @@ def dead(family: str, path: str) -> nn.Module:
     return model
 
 
-def compare(spec: str, model: nn.Module, layers: list[int], beta: float, **how: Any) -> None:
+def compare(spec: str, model: nn.Module, layers: list[int], beta: float, **chosen: Any) -> None:
     vision_model = vt.wrap(model)
     x = images(vision_model, 2)
     modules = [model.get_submodule(vision_model.chain[layer][-1]) for layer in layers]
     method = replace(vt.get_method(spec), stats="own")
-    found, extras = method.attribute(vision_model, x, target=TARGET, extras=True)
-    assert tuple(found.shape[1:]) == grid_after(vision_model, layers[0])
+    actual, extras = method.attribute(vision_model, x, target=TARGET, extras=True)
+    assert tuple(actual.shape[1:]) == grid_after(vision_model, layers[0])
     for index, image in enumerate(x):
-        expected, informations = reference(model, image, modules, spec.split("(")[0], beta, **how)
-        assert torch.allclose(found[index], expected, rtol=1e-6, atol=1e-8)
+        expected, informations = reference(model, image, modules, spec.split("(")[0], beta, **chosen)
+        assert torch.allclose(actual[index], expected, rtol=1e-6, atol=1e-8)
         assert extras["information"][index].tolist() == pytest.approx(informations[:-1], rel=1e-6)
 
 
@@ -129,7 +129,7 @@ def test_iba_is_its_definition(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "how"),
+    ("options", "method"),
     [
         ("", {}),
         ("sigma=0, ", {"sigma": 0.0}),
@@ -137,9 +137,9 @@ def test_iba_is_its_definition(family: str) -> None:
         ("damping=token, ", {"channels": False}),
     ],
 )
-def test_dead_channels_smoothing_and_one_ratio_per_place(options: str, how: dict[str, Any]) -> None:
+def test_dead_channels_smoothing_and_one_ratio_per_place(options: str, method: dict[str, Any]) -> None:
     model = dead("tv_vgg", "features.5")
-    compare(f"iba(layer=2, {options}{SHORT})", model, [2], 10, **how)
+    compare(f"iba(layer=2, {options}{SHORT})", model, [2], 10, **method)
 
 
 def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
@@ -147,13 +147,13 @@ def test_iba_at_the_last_feature_map_and_at_a_named_layer() -> None:
     model = _build(Plain).double()
     vision_model = vt.wrap(model, layer="body", preprocess=vt.wrap(FAMILIES["resnet"]()).preprocess)
     x = images(vision_model, 1)
-    found = replace(vt.get_method(f"iba({SHORT})"), stats="own").attribute(vision_model, x, target=TARGET)
+    actual = replace(vt.get_method(f"iba({SHORT})"), stats="own").attribute(vision_model, x, target=TARGET)
     expected, _ = reference(model, x[0], [model.body], "iba", 10)
-    assert torch.allclose(found, expected, rtol=1e-6)
+    assert torch.allclose(actual, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("options", "how"), [("", {}), ("compress=layers, ", {"every_term": True})])
-def test_coiba_is_its_definition(options: str, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("options", "method"), [("", {}), ("compress=layers, ", {"every_term": True})])
+def test_coiba_is_its_definition(options: str, method: dict[str, Any]) -> None:
     """One ratio for all channels of a place, shared by the outputs of the blocks of a stage; widths may differ."""
     model = dead("tv_vgg", "features.3")
     vision_model = vt.wrap(model)
@@ -163,7 +163,7 @@ def test_coiba_is_its_definition(options: str, how: dict[str, Any]) -> None:
         (8, 8),
         (8, 8),
     ]
-    compare(f"coiba(start=0, stop=2, {options}{SHORT})", model, [0, 1], 1, channels=False, **how)
+    compare(f"coiba(start=0, stop=2, {options}{SHORT})", model, [0, 1], 1, channels=False, **method)
     assert vision_model.embed_dim_at(1) != vision_model.embed_dim_at(2)
 
 
@@ -189,12 +189,12 @@ def test_statistics_are_position_by_position_and_count_what_is_active() -> None:
 
 def test_counts_are_kept_in_files(tmp_path: Path) -> None:
     model = FAMILIES["tv_vgg"]()
-    made = vt.collect_activation_stats(model, images(model, 10))
-    read = ActivationStats.load(made.save(tmp_path / "s.safetensors"))
-    assert read == made
-    assert read.fingerprint == made.fingerprint
-    assert all(torch.equal(read.moments[key].nonzero, moment.nonzero) for key, moment in made.moments.items())
-    assert made.pooled().moments["resid_post", 0].nonzero.shape == (1, 8)
+    built = vt.collect_activation_stats(model, images(model, 10))
+    read = ActivationStats.load(built.save(tmp_path / "s.safetensors"))
+    assert read == built
+    assert read.fingerprint == built.fingerprint
+    assert all(torch.equal(read.moments[key].nonzero, moment.nonzero) for key, moment in built.moments.items())
+    assert built.pooled().moments["resid_post", 0].nonzero.shape == (1, 8)
     vit = TRANSFORMERS["vit"]()
     assert all(moment.nonzero is None for moment in vt.collect_activation_stats(vit, images(vit, 10)).moments.values())
 
@@ -214,12 +214,12 @@ def test_what_is_refused() -> None:
 def test_transformers_are_smoothed_only_when_asked() -> None:
     model = TRANSFORMERS["vit"]()
     x = images(model, 1)
-    plain, named, smooth = (
+    unchanged, named, smooth = (
         vt.get_method(f"iba({SHORT}, stats=own{more})").attribute(model, x, target=1)
         for more in ("", ", sigma=0", ", sigma=1")
     )
-    assert torch.equal(plain, named)
-    assert not torch.allclose(plain, smooth)
+    assert torch.equal(unchanged, named)
+    assert not torch.allclose(unchanged, smooth)
 
 
 def test_what_is_learnt_is_not_rounded_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,9 @@ def test_what_is_learnt_is_not_rounded_with_the_model(monkeypatch: pytest.Monkey
     model = FAMILIES["resnet"]()
     x = images(model, 1)
     expected = vt.get_method("coiba(samples=2)").attribute(model, x, target=1)
-    monkeypatch.setattr(iba, "Objective", lambda *given, **known: Objective(*given, **{**known, "half": True}))
-    found = vt.get_method("coiba(samples=2)").attribute(model, x, target=1)
-    assert not torch.equal(found, expected)
-    assert (found - expected).abs().max() < 0.02 * expected.max()
+    monkeypatch.setattr(
+        iba, "Objective", lambda *supplied, **existing: Objective(*supplied, **{**existing, "half": True})
+    )
+    actual = vt.get_method("coiba(samples=2)").attribute(model, x, target=1)
+    assert not torch.equal(actual, expected)
+    assert (actual - expected).abs().max() < 0.02 * expected.max()

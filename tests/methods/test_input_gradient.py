@@ -34,15 +34,15 @@ def rescaled(x: Tensor, start: Tensor) -> Tensor:
 
 def pooled(x: Tensor, start: Tensor, seen: list[list[int]], flow: Tensor) -> Tensor:
     """What reaches each number before a max pooling, window by window; the largest of a window share equally."""
-    shares, plain = torch.zeros_like(x), torch.zeros_like(x)
-    for window, each in zip(seen, flow, strict=True):
+    shares, unchanged = torch.zeros_like(x), torch.zeros_like(x)
+    for window, item in zip(seen, flow, strict=True):
         gain = x[window].max() - start[window].max()
-        for total, values, amount in ((shares, x if gain >= 0 else start, each * gain), (plain, x, each)):
+        for total, values, amount in ((shares, x if gain >= 0 else start, item * gain), (unchanged, x, item)):
             largest = [place for place in window if values[place] == values[window].max()]
             for place in largest:
                 total[place] += amount / len(largest)
     way = x - start
-    return torch.where(way == 0, plain, shares / torch.where(way == 0, 1, way))
+    return torch.where(way == 0, unchanged, shares / torch.where(way == 0, 1, way))
 
 
 def slow_sequential(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:
@@ -65,9 +65,9 @@ def slow_sequential(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor
 @pytest.mark.parametrize("baseline", [0.0, -0.7])
 def test_a_sequence_of_layers_whose_windows_overlap(baseline: float) -> None:
     model, x = sequential(), noise()
-    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
+    actual = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
     start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
-    for image, shares in zip(x, found, strict=True):
+    for image, shares in zip(x, actual, strict=True):
         torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
 
 
@@ -89,12 +89,12 @@ def test_tied_windows_share_equally_and_the_sum_stays_complete(baseline: float) 
     for value in model[0].parameters():
         value.data = (64 * value.data).round() / 64
     start = torch.full((3, 8, 8), baseline, dtype=torch.float64)
-    found = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
-    for image, shares in zip(x, found, strict=True):
+    actual = vt.get_method(f"deeplift(baseline={baseline})").attribute(vt.wrap(model, layer="4"), x, target=1)
+    for image, shares in zip(x, actual, strict=True):
         torch.testing.assert_close(shares, slow_sequential(model, image, start, 1), rtol=1e-9, atol=1e-12)
     with torch.no_grad():
         change = (model(x) - model(start[None]))[:, 1]
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change)
 
 
 def test_a_picture_of_constant_regions_has_a_map_that_leans_to_no_side() -> None:
@@ -106,13 +106,13 @@ def test_a_picture_of_constant_regions_has_a_map_that_leans_to_no_side() -> None
     vision_model, x = vt.wrap(model, layer="3"), regions()
     for baseline in (0.0, 0.375, 2.0):
         method = vt.get_method(f"deeplift(baseline={baseline})")
-        found = method.attribute(vision_model, x, target=1)
+        actual = method.attribute(vision_model, x, target=1)
         for axes in ((2,), (3,), (2, 3)):
             turned = method.attribute(vision_model, x.flip(axes), target=1).flip([axis - 1 for axis in axes])
-            torch.testing.assert_close(turned, found, rtol=1e-9, atol=1e-12)
-        assert found[1].abs().max() > 1e-4
+            torch.testing.assert_close(turned, actual, rtol=1e-9, atol=1e-12)
+        assert actual[1].abs().max() > 1e-4
         first = vt.get_method(f"deeplift@captum(baseline={baseline})").attribute(vision_model, x, target=1)
-        torch.testing.assert_close(first.sum(dim=(1, 2)), found.sum(dim=(1, 2)))
+        torch.testing.assert_close(first.sum(dim=(1, 2)), actual.sum(dim=(1, 2)))
         if baseline == 2.0:  # the first number of every window has all that the window lost
             assert (first[0, 1::2] == 0).all()
             assert (first[0, :, 1::2] == 0).all()
@@ -138,8 +138,8 @@ def test_poolings_of_every_shape_stay_complete_where_windows_are_tied(options: d
     x = regions()
     with torch.no_grad():
         change = (model(x) - model(torch.full_like(x, 0.4)))[:, 2]
-    found = vt.get_method("deeplift(baseline=0.4)").attribute(vt.wrap(model, layer="3"), x, target=2)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change, rtol=1e-9, atol=1e-12)
+    actual = vt.get_method("deeplift(baseline=0.4)").attribute(vt.wrap(model, layer="3"), x, target=2)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change, rtol=1e-9, atol=1e-12)
 
 
 def slow_residual(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:
@@ -160,9 +160,9 @@ def slow_residual(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:
 
 def test_a_residual_block() -> None:
     model, x = Residual.made(), noise()
-    found = vt.get_method("deeplift").attribute(vt.wrap(model, layer="stem"), x, target=2)
+    actual = vt.get_method("deeplift").attribute(vt.wrap(model, layer="stem"), x, target=2)
     start = torch.zeros(3, 8, 8, dtype=torch.float64)
-    for image, shares in zip(x, found, strict=True):
+    for image, shares in zip(x, actual, strict=True):
         torch.testing.assert_close(shares, slow_residual(model, image, start, 2), rtol=1e-9, atol=1e-12)
 
 
@@ -172,23 +172,23 @@ def test_the_map_sums_to_the_difference_in_score(family: str) -> None:
     x = images(model, 2)
     with torch.no_grad():
         change = (model(x) - model(torch.full_like(x, 0.3)))[:, [1, 3]]
-    found = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change[:, 0])
-    found = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1, contrast=3)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change[:, 0] - change[:, 1])
+    actual = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change[:, 0])
+    actual = vt.get_method("deeplift(baseline=0.3)").attribute(model, x, target=1, contrast=3)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change[:, 0] - change[:, 1])
     gradient = vt.get_method("input_x_gradient").attribute(model, x, target=1)
-    assert not torch.allclose(found, gradient, rtol=0.1)
+    assert not torch.allclose(actual, gradient, rtol=0.1)
 
 
 def test_an_image_does_not_depend_on_its_neighbours() -> None:
     """At one image a time too, where the reference makes a batch of two."""
     model = FAMILIES["tv_vgg"]().double()
     x = images(model, 3)
-    found = vt.get_method("deeplift").attribute(model, x, target=1)
+    actual = vt.get_method("deeplift").attribute(model, x, target=1)
     for size in (1, 2):
         alone = vt.get_method("deeplift").attribute(model, x, target=1, batch_size=size)
-        torch.testing.assert_close(found, alone)
-    assert torch.equal(vt.get_method("deeplift").attribute(model, x, target=1, output="prob"), found)  # logits, always
+        torch.testing.assert_close(actual, alone)
+    assert torch.equal(vt.get_method("deeplift").attribute(model, x, target=1, output="prob"), actual)  # logits, always
 
 
 def test_functions_in_place_are_rescaled_too() -> None:
@@ -197,8 +197,8 @@ def test_functions_in_place_are_rescaled_too() -> None:
     x = images(vision_model, 2)
     with torch.no_grad():
         change = (model(x) - model(torch.zeros_like(x)))[:, 1]
-    found = vt.get_method("deeplift").attribute(vision_model, x, target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change)
+    actual = vt.get_method("deeplift").attribute(vision_model, x, target=1)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change)
 
 
 @pytest.mark.parametrize("name", ["vit", "clip", *(name for name in FAMILIES if name not in RELU)])
@@ -288,9 +288,9 @@ def guided(model: nn.Module, x: Tensor, target: int) -> Tensor:
 class AsModule(nn.Module):
     """``Plain`` with modules for its functions, so that they can be hooked."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, unchanged: Any) -> None:
         super().__init__()
-        self.plain, self.first, self.second = plain, nn.ReLU(), nn.ReLU()
+        self.plain, self.first, self.second = unchanged, nn.ReLU(), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.plain.body(self.first(self.plain.stem(x)))
@@ -301,12 +301,12 @@ class AsModule(nn.Module):
 def test_guided_backprop(family: str) -> None:
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = vt.get_method("guided_backprop").attribute(model, x, target=2)
+    actual = vt.get_method("guided_backprop").attribute(model, x, target=2)
     expected = guided(FAMILIES[family]().double(), x, 2)
-    assert torch.allclose(found, expected.sum(dim=1), atol=1e-12)
-    plain = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(model(plain)[:, 2].sum(), plain)
-    assert not torch.allclose(found, gradient.sum(dim=1), rtol=0.1)
+    assert torch.allclose(actual, expected.sum(dim=1), atol=1e-12)
+    unchanged = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(unchanged)[:, 2].sum(), unchanged)
+    assert not torch.allclose(actual, gradient.sum(dim=1), rtol=0.1)
 
 
 def test_functions_in_place_are_guided_too() -> None:
@@ -326,6 +326,6 @@ def test_guided_gradcam(enlarge: str, corners: bool | None) -> None:
     coarse = vt.get_method("gradcam").attribute(model, x, target=2).clamp(min=0)
     weight = F.interpolate(coarse[:, None], size=(32, 32), mode=enlarge, align_corners=corners)
     expected = (guided(FAMILIES["vgg"]().double(), x, 2) * weight).sum(dim=1)
-    found = vt.get_method(f"guided_gradcam(enlarge={enlarge})").attribute(model, x, target=2)
-    assert torch.allclose(found, expected, atol=1e-12)
+    actual = vt.get_method(f"guided_gradcam(enlarge={enlarge})").attribute(model, x, target=2)
+    assert torch.allclose(actual, expected, atol=1e-12)
     assert vt.get_method("guided_gradcam@captum") == vt.get_method("guided_gradcam(enlarge=nearest)")

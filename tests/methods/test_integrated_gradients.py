@@ -38,12 +38,12 @@ def guided(model: nn.Module, image: Tensor, steps: int, fraction: float, most: f
     """One image, feature by feature, on positions rather than shares of the way."""
     end = image.numpy().ravel()
     start = np.full_like(end, baseline)
-    x, found, whole_way = start.copy(), np.zeros_like(end), np.abs(end - start).sum()
+    x, result, whole_way = start.copy(), np.zeros_like(end), np.abs(end - start).sum()
     for step in range(1, steps + 1):
         slope = gradient(model, torch.from_numpy(x).reshape(1, *image.shape)).numpy().ravel()
-        low, high = max(step / steps - most, 0), min(step / steps + most, 1)
+        low, height = max(step / steps - most, 0), min(step / steps + most, 1)
         behind = start + low * (end - start)
-        ahead = start + high * (end - start)
+        ahead = start + height * (end - start)
         goal = whole_way * (1 - step / steps)
         before = x.copy()
         for i in range(len(x)):
@@ -52,39 +52,39 @@ def guided(model: nn.Module, image: Tensor, steps: int, fraction: float, most: f
         while not math.isclose(np.abs(end - x).sum(), goal, rel_tol=1e-9, abs_tol=1e-9):
             sizes = [abs(g) if abs(a - p) > 1e-13 else math.inf for g, a, p in zip(slope, ahead, x, strict=True)]
             limit = sorted(sizes)[math.floor((len(sizes) - 1) * fraction)]
-            some = [i for i, size in enumerate(sizes) if size <= limit and size < math.inf]
-            share = (np.abs(end - x).sum() - goal) / sum(abs(ahead[i] - x[i]) for i in some)
-            for i in some:
+            subset = [i for i, size in enumerate(sizes) if size <= limit and size < math.inf]
+            share = (np.abs(end - x).sum() - goal) / sum(abs(ahead[i] - x[i]) for i in subset)
+            for i in subset:
                 x[i] += min(share, 1) * (ahead[i] - x[i])
             if share <= 1:
                 break
-        found += slope * (x - before)
-    return found.reshape(image.shape).sum(axis=0)
+        result += slope * (x - before)
+    return result.reshape(image.shape).sum(axis=0)
 
 
 @pytest.mark.parametrize(
-    ("given", "baseline"),
+    ("options", "baseline"),
     [
         ({"steps": 6, "fraction": 0.25, "max_dist": 0.02}, 0.0),
         ({"steps": 8, "fraction": 0.1, "max_dist": 0.3}, 0.5),
         ({"steps": 5, "fraction": 0.6, "max_dist": 1.0}, 0.0),
     ],
 )
-def test_guided_ig_is_the_slow_one(model, given, baseline):
+def test_guided_ig_is_the_slow_one(model, options, baseline):
     x = images(model, 2)
     x[0, :, :5] = baseline  # features that have nowhere to go
-    spec = "guided_ig(" + ", ".join(f"{k}={v}" for k, v in given.items()) + f", baseline={baseline})"
-    found = vt.get_method(spec).attribute(model, x, TARGET)
-    for image, each in zip(x, found, strict=True):
-        expected = guided(model, image, given["steps"], given["fraction"], given["max_dist"], baseline)
-        assert np.allclose(each, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+    spec = "guided_ig(" + ", ".join(f"{k}={v}" for k, v in options.items()) + f", baseline={baseline})"
+    actual = vt.get_method(spec).attribute(model, x, TARGET)
+    for image, item in zip(x, actual, strict=True):
+        expected = guided(model, image, options["steps"], options["fraction"], options["max_dist"], baseline)
+        assert np.allclose(item, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
 
 
 def test_guided_ig_without_freedom_is_the_straight_path(model):
     x = images(model, 1)
     straight = x * torch.stack([gradient(model, step / 7 * x) for step in range(7)]).mean(dim=0)
-    found = vt.get_method("guided_ig(steps=7, max_dist=0)").attribute(model, x, TARGET)
-    torch.testing.assert_close(found, straight.sum(dim=1))
+    actual = vt.get_method("guided_ig(steps=7, max_dist=0)").attribute(model, x, TARGET)
+    torch.testing.assert_close(actual, straight.sum(dim=1))
 
 
 def gentle() -> nn.Module:
@@ -103,8 +103,8 @@ def test_maps_sum_to_the_difference_in_score_as_steps_allow(spec):
     start = torch.zeros_like(x) if "guided" in spec else blurred(x, 8)
     with torch.no_grad():
         difference = (model(x) - model(start))[:, TARGET]
-    found = vt.get_method(spec).attribute(model, x, TARGET).sum(dim=(1, 2))
-    assert torch.allclose(found, difference, rtol=0.05, atol=0.01 * difference.abs().max().item())
+    actual = vt.get_method(spec).attribute(model, x, TARGET).sum(dim=(1, 2))
+    assert torch.allclose(actual, difference, rtol=0.05, atol=0.01 * difference.abs().max().item())
 
 
 def test_an_image_that_is_its_baseline_gets_zeros(model):
@@ -122,8 +122,8 @@ def test_guided_ig_explains_the_tokens_of_a_subnetwork(model):
         point = (step / 3 * tokens).requires_grad_()
         score = vision_model.forward_head(vision_model.forward_blocks(point, 1))[:, TARGET].sum()
         total += torch.autograd.grad(score, point)[0] / 3
-    found = vt.get_method("guided_ig(steps=3, max_dist=0)").attribute(vision_model.suffix(1, x), tokens, TARGET)
-    torch.testing.assert_close(found.flatten(1), (tokens * total).sum(dim=-1)[:, vision_model.num_prefix_tokens :])
+    actual = vt.get_method("guided_ig(steps=3, max_dist=0)").attribute(vision_model.suffix(1, x), tokens, TARGET)
+    torch.testing.assert_close(actual.flatten(1), (tokens * total).sum(dim=-1)[:, vision_model.num_prefix_tokens :])
 
 
 # -- blur --------------------------------------------------------------------------------------------------
@@ -135,25 +135,25 @@ def blurred(x: Tensor, sigma: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "given", "widths"),
+    ("family", "options", "widths"),
     [
         ("vit", "max_sigma=50, steps=4", [12.5 * i for i in range(5)]),
         ("nonsquare", "max_sigma=3, steps=3, grad_step=0.2", [0, 1, 2, 3]),
         ("vit", "max_sigma=4, steps=4, sqrt=true", [0, 1, math.sqrt(2), math.sqrt(3), 2]),
     ],
 )
-def test_blur_ig_is_written_out(family, given, widths):
+def test_blur_ig_is_written_out(family, options, widths):
     """Blur with SciPy, gradients at each width, and the change per pixel of width."""
     model = FAMILIES[family]().double()
-    x, step = images(model, 2), 0.2 if "grad_step" in given else 0.01
+    x, step = images(model, 2), 0.2 if "grad_step" in options else 0.01
     expected = torch.zeros_like(x)
     for now, then in pairwise(widths):
         point = blurred(x, now) if now else x
         expected -= (then - now) * gradient(model, point) * (blurred(x, now + step) - point) / step
-    found = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET)
-    assert torch.allclose(found, expected.sum(dim=1), rtol=0, atol=1e-10 * found.abs().max().item())
-    pieces = vt.get_method(f"blur_ig({given})").attribute(model, x, TARGET, batch_size=5)
-    assert torch.allclose(found, pieces, rtol=0, atol=1e-10 * found.abs().max().item())
+    actual = vt.get_method(f"blur_ig({options})").attribute(model, x, TARGET)
+    assert torch.allclose(actual, expected.sum(dim=1), rtol=0, atol=1e-10 * actual.abs().max().item())
+    pieces = vt.get_method(f"blur_ig({options})").attribute(model, x, TARGET, batch_size=5)
+    assert torch.allclose(actual, pieces, rtol=0, atol=1e-10 * actual.abs().max().item())
 
 
 # -- expected gradients ------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_blur_ig_is_written_out(family, given, widths):
 def test_gradient_shap_is_the_mean_over_points_between(model):
     """From what enters the model: with sigma 0 a point is t x + (1 - t) b, and b is solved from it."""
     x, samples = images(model, 2), 6
-    points, found, extras = entering(model, f"gradient_shap(samples={samples})", x)
+    points, actual, extras = entering(model, f"gradient_shap(samples={samples})", x)
     points = points.reshape(2, samples, *x.shape[1:])
     # the baseline is white noise of deviation 1: what is left of the point beside the image tells t
     terms = torch.empty_like(points)
@@ -170,16 +170,16 @@ def test_gradient_shap_is_the_mean_over_points_between(model):
         for j, point in enumerate(points[i]):
             time = float((point * image).sum() / image.square().sum())  # near t: they are nearly orthogonal
             times = torch.linspace(max(0, time - 0.1), min(0.99, time + 0.1), 401, dtype=torch.float64)
-            rest = (point - times.view(-1, 1, 1, 1) * image) / (1 - times.view(-1, 1, 1, 1))
-            time = times[(rest.flatten(1) @ image.flatten()).abs().argmin()]
+            remainder = (point - times.view(-1, 1, 1, 1) * image) / (1 - times.view(-1, 1, 1, 1))
+            time = times[(remainder.flatten(1) @ image.flatten()).abs().argmin()]
             start = (point - time * image) / (1 - time)
             assert start.std().item() == pytest.approx(1, abs=0.05)
             assert abs(start.mean().item()) < 0.1
             terms[i, j] = (image - start) * gradient(model, point[None])[0]
     terms = terms.sum(dim=2)
-    close = nn.functional.cosine_similarity(found.flatten(1), terms.mean(dim=1).flatten(1), dim=1)
+    close = nn.functional.cosine_similarity(actual.flatten(1), terms.mean(dim=1).flatten(1), dim=1)
     assert (close > 0.98).all()
-    torch.testing.assert_close(extras["halves"].mean(dim=1), found)
+    torch.testing.assert_close(extras["halves"].mean(dim=1), actual)
 
 
 def test_gradient_shap_sums_to_the_mean_difference_in_score():
@@ -190,8 +190,8 @@ def test_gradient_shap_sums_to_the_mean_difference_in_score():
         starts = torch.randn(1000, *x.shape[1:], generator=generator, dtype=x.dtype)
         spread = model(starts)[:, TARGET].std().item()
         expected = (model(x)[:, TARGET] - model(starts)[:, TARGET].mean()).item()
-    found = vt.get_method("gradient_shap(samples=400)").attribute(model, x, TARGET).sum().item()
-    assert found == pytest.approx(expected, abs=5 * spread / 20)
+    actual = vt.get_method("gradient_shap(samples=400)").attribute(model, x, TARGET).sum().item()
+    assert actual == pytest.approx(expected, abs=5 * spread / 20)
 
 
 def test_gradient_shap_of_scenes_starts_at_scenes(model):
@@ -220,20 +220,20 @@ def test_gradient_shap_adds_noise_in_normalised_units(model):
 def test_smooth_at_captum_has_noise_of_deviation_one(model):
     x = 3 * images(model, 2)
     for preset, samples in (("captum", 5), ("tis", 50)):
-        copies, found, _ = entering(model, f"smooth@{preset}(saliency)", x)
+        copies, actual, _ = entering(model, f"smooth@{preset}(saliency)", x)
         noise = copies.reshape(2, samples, *x.shape[1:]) - x.unsqueeze(1)
         assert noise.flatten(1).std(dim=1).tolist() == pytest.approx([1, 1], rel=0.05)
         maps = torch.stack([gradient(model, x + noise[:, i]).abs().sum(dim=1) for i in range(samples)])
-        torch.testing.assert_close(found, maps.mean(dim=0))
+        torch.testing.assert_close(actual, maps.mean(dim=0))
     assert vt.get_method("smooth@captum(saliency)").cost == (5, 5)
     assert vt.get_method("smooth@tis(saliency)").cost == (50, 50)
 
 
 def test_presets_of_smooth_are_all_different(model):
     x = images(model, 1)
-    spelled = ["smooth(saliency)", "smooth@captum(saliency)", "smooth@tis(saliency)"]
-    spelled += ["smooth(saliency, absolute=true)", "smooth(saliency, samples=5)"]
-    maps = [vt.get_method(each).attribute(model, x, TARGET) for each in spelled]
+    specs = ["smooth(saliency)", "smooth@captum(saliency)", "smooth@tis(saliency)"]
+    specs += ["smooth(saliency, absolute=true)", "smooth(saliency, samples=5)"]
+    maps = [vt.get_method(item).attribute(model, x, TARGET) for item in specs]
     for i, one in enumerate(maps):
         assert not any(torch.allclose(one, other, rtol=1e-3) for other in maps[:i])
     assert vt.get_method("smooth@captum(saliency)").spec == "smooth(saliency, samples=5, sigma=1.0, absolute=true)"
@@ -244,14 +244,14 @@ def test_kinds_of_smoothing(model, size):
     """The same copies; squares and variance of the base's maps, whatever the inner batch."""
     x = images(model, 2)
     copies, mean, _ = entering(model, "smooth(input_x_gradient, samples=4)", x)
-    each = copies.reshape(2, 4, *x.shape[1:]).unbind(dim=1)
-    maps = torch.stack([(copy * gradient(model, copy)).sum(dim=1) for copy in each])
-    how = {"mean": maps.mean(dim=0), "squares": maps.square().mean(dim=0), "variance": maps.var(dim=0, correction=0)}
-    torch.testing.assert_close(mean, how["mean"])
-    for kind, expected in how.items():
+    item = copies.reshape(2, 4, *x.shape[1:]).unbind(dim=1)
+    maps = torch.stack([(copy * gradient(model, copy)).sum(dim=1) for copy in item])
+    spec = {"mean": maps.mean(dim=0), "squares": maps.square().mean(dim=0), "variance": maps.var(dim=0, correction=0)}
+    torch.testing.assert_close(mean, spec["mean"])
+    for kind, expected in spec.items():
         method = vt.get_method(f"smooth(input_x_gradient, samples=4, kind={kind})")
-        found, extras = method.attribute(model, x, TARGET, extras=True, batch_size=size)
-        torch.testing.assert_close(found, expected)
+        actual, extras = method.attribute(model, x, TARGET, extras=True, batch_size=size)
+        torch.testing.assert_close(actual, expected)
         assert ("halves" in extras) == (kind != "variance")
         parts = maps.square() if kind == "squares" else maps
         torch.testing.assert_close(extras["deviation"], parts.std(dim=0, correction=0))
@@ -271,11 +271,11 @@ RELEASED = {
 @pytest.mark.parametrize("spec", RELEASED)
 def test_released_numbers(spec):
     model, image = golden()
-    found = vt.get_method(spec).attribute(model, image, 2)[0]
+    actual = vt.get_method(spec).attribute(model, image, 2)[0]
     total, largest, somewhere = RELEASED[spec]
-    assert found.sum().item() == pytest.approx(total, rel=1e-7)
-    assert found.max().item() == pytest.approx(largest, rel=1e-7)
-    assert found[100, 37].item() == pytest.approx(somewhere, rel=1e-7)
+    assert actual.sum().item() == pytest.approx(total, rel=1e-7)
+    assert actual.max().item() == pytest.approx(largest, rel=1e-7)
+    assert actual[100, 37].item() == pytest.approx(somewhere, rel=1e-7)
 
 
 @pytest.mark.parametrize("name", ["blur_ig", "xrai"])
@@ -338,13 +338,13 @@ def photos(tmp_path: Path) -> Path:
 def starts(model: Any, method: Any, x: Tensor, baselines: Tensor) -> list[int]:
     """Which baseline each path begins at: every point that enters lies on the line from one of them to the image."""
     points: list[Tensor] = []
-    hook = model.patch_embed.register_forward_hook(lambda _, given, __: points.append(given[0].detach().clone()))
+    hook = model.patch_embed.register_forward_hook(lambda _, options, __: points.append(options[0].detach().clone()))
     try:
         method.attribute(model, x, TARGET)
     finally:
         hook.remove()
     entered = torch.cat(points)[-len(x) * method.samples :].double()
-    found = []
+    result = []
     for number, point in enumerate(entered):
         image = x[number // method.samples]
         way, to_point = image - baselines, point - baselines
@@ -352,28 +352,28 @@ def starts(model: Any, method: Any, x: Tensor, baselines: Tensor) -> list[int]:
         off = (to_point - share.view(-1, 1, 1, 1) * way).flatten(1).norm(dim=1)
         assert off.min() < 1e-6
         assert 0 <= share[off.argmin()] < 1
-        found.append(int(off.argmin()))
-    return found
+        result.append(int(off.argmin()))
+    return result
 
 
 def test_paths_begin_at_the_baselines_that_were_given(model: Any) -> None:
     x, baselines = images(model, 2), torch.randn(4, 3, 32, 32, dtype=torch.float64)
-    found = starts(model, own(baselines, 20), x, baselines)
-    assert set(found) == {0, 1, 2, 3}
+    actual = starts(model, own(baselines, 20), x, baselines)
+    assert set(actual) == {0, 1, 2, 3}
     alone = starts(model, own(baselines, 20), x[1:], baselines)
-    assert alone == found[20:]  # what is drawn does not depend on the neighbours
+    assert alone == actual[20:]  # what is drawn does not depend on the neighbours
 
 
 def test_one_baseline_that_is_given_is_that_of_integrated_gradients(model: Any) -> None:
     """The mean over many random points of the path from one baseline is the integral along it."""
     x = images(model, 1)
     grey = torch.full((3, 32, 32), 0.2, dtype=torch.float64)
-    found = own(grey, 600).attribute(model, x, TARGET)
+    actual = own(grey, 600).attribute(model, x, TARGET)
     with torch.no_grad():
         change = (model(x) - model(grey[None]))[:, TARGET]
-    torch.testing.assert_close(found.sum(dim=(1, 2)), change, rtol=0.1, atol=0.02)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), change, rtol=0.1, atol=0.02)
     exact = vt.get_method("integrated_gradients(steps=100, baseline=0.2)").attribute(model, x, TARGET)
-    assert torch.corrcoef(torch.stack([found.flatten(), exact.flatten()]))[0, 1] > 0.98
+    assert torch.corrcoef(torch.stack([actual.flatten(), exact.flatten()]))[0, 1] > 0.98
 
 
 def test_images_are_prepared_as_explain_prepares_them(photos: Path) -> None:
@@ -465,6 +465,6 @@ def test_tokens_have_no_baselines_of_images(model: Any) -> None:
 def test_convolutional_networks_take_them_too() -> None:
     network = CNNS["resnet"]()
     x = images(network, 2)
-    found = own(x.flip(0) * 0.5).attribute(network, x, TARGET)
-    assert torch.isfinite(found).all()
-    assert not torch.allclose(found, SHAP.attribute(network, x, TARGET))
+    actual = own(x.flip(0) * 0.5).attribute(network, x, TARGET)
+    assert torch.isfinite(actual).all()
+    assert not torch.allclose(actual, SHAP.attribute(network, x, TARGET))

@@ -40,18 +40,18 @@ TABLE = {
 @pytest.mark.parametrize("spec", TABLE)
 def test_golden_walks(spec: str) -> None:
     total, largest, place, *entries = TABLE[spec]
-    found = attribute(spec).flatten()
-    assert found.sum().item() == pytest.approx(total, rel=3e-9)
-    assert found.max().item() == pytest.approx(largest, rel=3e-9)
-    assert found.argmax().item() == place
-    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=3e-9)
+    actual = attribute(spec).flatten()
+    assert actual.sum().item() == pytest.approx(total, rel=3e-9)
+    assert actual.max().item() == pytest.approx(largest, rel=3e-9)
+    assert actual.argmax().item() == place
+    assert actual[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=3e-9)
 
 
 def test_golden_pixels() -> None:
-    found = attribute("full_lrp")
-    assert found.sum().item() == pytest.approx(399.724938, rel=3e-9)
-    assert found[0, 0].item() == pytest.approx(0.0698872132, rel=3e-9)
-    assert found[100, 37].item() == pytest.approx(0.0200142985, rel=3e-9)
+    actual = attribute("full_lrp")
+    assert actual.sum().item() == pytest.approx(399.724938, rel=3e-9)
+    assert actual[0, 0].item() == pytest.approx(0.0698872132, rel=3e-9)
+    assert actual[100, 37].item() == pytest.approx(0.0200142985, rel=3e-9)
 
 
 # patches, entries 0, 50, 101, 195, pixel sum, pixel (100, 37)
@@ -92,9 +92,9 @@ def test_golden_gradients(spec: str) -> None:
     """The sheet's activation quotients have 1e-10 in their denominators; ours have none."""
     total, *entries, all_pixels, one_pixel = GRADIENTS[spec]
     method: Any = vt.get_method(spec)
-    found = method.attribute(MODEL, IMAGE, target=2)[0].flatten()
-    assert found.sum().item() == pytest.approx(total, rel=2e-9)
-    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
+    actual = method.attribute(MODEL, IMAGE, target=2)[0].flatten()
+    assert actual.sum().item() == pytest.approx(total, rel=2e-9)
+    assert actual[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
     pixels = replace(method, at="pixels").attribute(MODEL, IMAGE, target=2)[0]
     assert pixels.sum().item() == pytest.approx(all_pixels, rel=1e-8)
     assert pixels[100, 37].item() == pytest.approx(one_pixel, rel=1e-8)
@@ -179,12 +179,12 @@ def transatt(model: Any, image: Tensor, target: int, start: int) -> Tensor:
                 after = seen[model.blocks[index + 1]][0]
                 stream = after * safe(stream, after)
             middle = seen[block.norm2][0]
-            kept, branch = added(middle, seen[block.ls2][1], stream)
+            visible, branch = added(middle, seen[block.ls2][1], stream)
             branch = layer(block.mlp.fc2, seen[block.mlp.fc2][0], branch)
             branch = layer(block.mlp.fc1, seen[block.mlp.fc1][0], branch)
-            stream = middle * (safe(kept, middle) + safe(branch, middle))
+            stream = middle * (safe(visible, middle) + safe(branch, middle))
             before = seen[block][0]
-            kept, branch = added(before, seen[block.ls1][1], stream)
+            visible, branch = added(before, seen[block.ls1][1], stream)
             branch = layer(block.attn.proj, seen[block.attn.proj][0], branch)
             heads = block.attn.num_heads
             q, k, v = seen[block.attn.qkv][1].reshape(1, branch.shape[1], 3, heads, -1).permute(2, 0, 3, 1, 4)
@@ -194,7 +194,7 @@ def transatt(model: Any, image: Tensor, target: int, start: int) -> Tensor:
             queries, keys = factors(q, k.transpose(-2, -1), weights)
             parts = torch.stack([queries, keys.transpose(-2, -1), values]).permute(1, 3, 0, 2, 4)
             branch = layer(block.attn.qkv, seen[block.attn.qkv][0], parts.reshape(1, stream.shape[1], -1))
-            stream = kept + branch
+            stream = visible + branch
         joint = torch.eye(stream.shape[1], dtype=stream.dtype)
         for gradient, relevance in list(zip(gradients, relevances, strict=True))[start:]:
             joint = joint + (gradient * relevance).clamp(min=0).mean(dim=1)[0] @ joint
@@ -207,11 +207,11 @@ def test_transatt_module_by_module(family: str, start: int) -> None:
     """A batch of two, each image with a walk of its own."""
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = vt.get_method(f"transatt(start={start})").attribute(model, x, target=1)
+    actual = vt.get_method(f"transatt(start={start})").attribute(model, x, target=1)
     for image in range(2):
         expected = transatt(FAMILIES[family]().double(), x[image : image + 1], 1, start)
         # near-zero denominators magnify even rounding of 1e-16
-        torch.testing.assert_close(found[image].flatten(), expected, rtol=1e-5, atol=1e-7 * expected.max().item())
+        torch.testing.assert_close(actual[image].flatten(), expected, rtol=1e-5, atol=1e-7 * expected.max().item())
 
 
 def test_relevance_passes_do_not_mix_with_gradients() -> None:
@@ -232,19 +232,19 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
     ]
     methods = [vt.get_method(name) for name in names]
     together = compute_attributions(Context(model, x, Target.of(model, 2, 1)), methods)
-    for method, found in zip(methods, together, strict=True):
+    for method, actual in zip(methods, together, strict=True):
         alone = method.attribute(model, x, target=1)
-        torch.testing.assert_close(found.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
+        torch.testing.assert_close(actual.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
 
 
 def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
     """Float64, and what rules divide by: a fifth as many images at once as for gradients."""
     model = vt.wrap(FAMILIES["vit"]())
-    for name, at_once in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):
+    for name, batch_sizes in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):
         ran: list[int] = []
         context = Context(model, images(model, 10), Target.of(model, 10, 1), batch=10, on_progress=ran.append)
         compute_attributions(context, [vt.get_method(name)])
-        assert ran == at_once, name
+        assert ran == batch_sizes, name
 
 
 @pytest.mark.parametrize(
@@ -257,6 +257,6 @@ def test_what_runs_in_double_precision_is_not_lent_to_others(other: str, first: 
     x = images(model, 2)
     names = ["lrp", other] if first else [other, "lrp"]
     together = compute_attributions(Context(model, x, Target.of(model, 2, 1)), [vt.get_method(name) for name in names])
-    for name, found in zip(names, together, strict=True):
-        assert found.map.dtype == torch.float32
-        assert torch.equal(found.map, vt.get_method(name).attribute(model, x, target=1))
+    for name, actual in zip(names, together, strict=True):
+        assert actual.map.dtype == torch.float32
+        assert torch.equal(actual.map, vt.get_method(name).attribute(model, x, target=1))

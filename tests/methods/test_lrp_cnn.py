@@ -87,8 +87,8 @@ def slow_sequential(model: Any, x: Tensor, target: int, composite: str) -> Tenso
 @pytest.mark.parametrize("composite", RULES)
 def test_a_sequence_of_layers(composite: str) -> None:
     model, x = sequential(), noise()
-    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="4"), x, target=1)
-    for image, arrived in zip(x, found, strict=True):
+    actual = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="4"), x, target=1)
+    for image, arrived in zip(x, actual, strict=True):
         torch.testing.assert_close(arrived, slow_sequential(model, image, 1, composite), rtol=1e-8, atol=1e-11)
 
 
@@ -115,19 +115,19 @@ def test_a_residual_block(composite: str, target: int, above: bool) -> None:
     """Two batch norms are folded, one of them beside the shortcut; the sum is shared out by value."""
     model, x = Residual.made(), noise()
     assert bool((model(x)[:, target] > 0).all()) == above
-    found = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="stem"), x, target=target)
-    for image, arrived in zip(x, found, strict=True):
+    actual = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="stem"), x, target=target)
+    for image, arrived in zip(x, actual, strict=True):
         torch.testing.assert_close(arrived, slow_residual(model, image, target, composite), rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize(("rule", "keeps"), [("identity", False), ("epsilon", True)])
 def test_a_batch_norm_that_follows_no_layer(rule: str, keeps: bool) -> None:
     """It lets relevance pass, or is a layer of its own, whose bias keeps a share."""
-    plain = sequential()
-    model = nn.Sequential(plain[0], plain[2], plain[1], nn.Flatten(), nn.Linear(256, 3).double()).eval()
+    unchanged = sequential()
+    model = nn.Sequential(unchanged[0], unchanged[2], unchanged[1], nn.Flatten(), nn.Linear(256, 3).double()).eval()
     model.image_size = (8, 8)  # type: ignore[assignment]
     x, layer = noise(count=1), dense(model[4], (256,))
-    found = vt.get_method(f'lrp(rules="epsilon_plus, batchnorm={rule}", at=pixels)').attribute(
+    actual = vt.get_method(f'lrp(rules="epsilon_plus, batchnorm={rule}", at=pixels)').attribute(
         vt.wrap(model, layer="0"), x, target=0
     )
     stem, norm = dense(model[0], (3, 8, 8)), dense(model[2], (4, 8, 8))
@@ -136,7 +136,7 @@ def test_a_batch_norm_that_follows_no_layer(rule: str, keeps: bool) -> None:
     flow = shared("epsilon", middle, *layer, start(layer, middle, 0))
     flow = shared("epsilon", a, *norm, flow) if keeps else flow
     expected = shared("zplus", x.flatten(), *stem, flow).reshape(3, 8, 8).sum(dim=0)
-    torch.testing.assert_close(found[0], expected, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(actual[0], expected, rtol=1e-8, atol=1e-11)
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_relevance_is_conserved(family: str, composite: str) -> None:
     """The logit is sent, the logit arrives at the pixels: to 1e-4 of it, where nothing is added on the way."""
     model = without_biases(FAMILIES[family]().double())
     x = images(model, 2)
-    found = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)
+    actual = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("composite", COMPOSITES)
@@ -189,11 +189,11 @@ def test_only_outputs_without_a_sign_lose_relevance(
     monkeypatch.setattr(AlphaBeta, "share", counted)
     model = without_biases(FAMILIES[family]().double())
     x = images(model, 2)
-    found = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1).sum(dim=(1, 2))
+    actual = vt.get_method(f"lrp@{composite}").attribute(model, x, target=1).sum(dim=(1, 2))
     missing, logits = torch.stack(lost).sum(dim=0), model(x)[:, 1].detach()
     assert bool((missing.abs() > 1e-3 * logits.abs()).any()) == ((family, composite) not in EVERYWHERE)
     near = 1e-3 if "resnet" in family and "alpha2" in composite else 1e-4
-    torch.testing.assert_close(found + missing, logits, rtol=near, atol=0)
+    torch.testing.assert_close(actual + missing, logits, rtol=near, atol=0)
 
 
 @pytest.mark.parametrize("family", ["vgg", "tv_vgg", "densenet", "tv_densenet"])
@@ -202,19 +202,19 @@ def test_the_same_relevance_passes_every_block(family: str) -> None:
     vision_model = vt.wrap(model)
     x = images(vision_model, 1)
     for layer in range(vision_model.depth):
-        found = vt.get_method(f"lrp(layer={layer})").attribute(vision_model, x, target=1)
-        assert found.shape[1:] == vision_model.grid(layer=layer)
-        torch.testing.assert_close(found.sum(), model(x)[0, 1].detach(), rtol=1e-4, atol=0)
+        actual = vt.get_method(f"lrp(layer={layer})").attribute(vision_model, x, target=1)
+        assert actual.shape[1:] == vision_model.grid(layer=layer)
+        torch.testing.assert_close(actual.sum(), model(x)[0, 1].detach(), rtol=1e-4, atol=0)
 
 
 def test_the_model_keeps_its_weights_and_single_precision_walks_in_double() -> None:
     single, double = FAMILIES["tv_resnet"](), FAMILIES["tv_resnet"]().double()
     before = {name: value.clone() for name, value in single.state_dict().items()}
     x = images(single, 2)
-    found = vt.get_method("lrp@epsilon_plus_flat").attribute(single, x, target=1)
-    assert found.dtype == torch.float32
+    actual = vt.get_method("lrp@epsilon_plus_flat").attribute(single, x, target=1)
+    assert actual.dtype == torch.float32
     expected = vt.get_method("lrp@epsilon_plus_flat").attribute(double, x.double(), target=1)
-    torch.testing.assert_close(found, expected.float())
+    torch.testing.assert_close(actual, expected.float())
     assert all(torch.equal(before[name], value) for name, value in single.state_dict().items())
 
 
@@ -249,8 +249,8 @@ def test_only_the_first_layer_is_the_first() -> None:
     model = sequential()
     x = noise(count=1)
     for at in ("0", "4"):  # the split of the view does not matter
-        found = vt.get_method("lrp@epsilon_plus_flat").attribute(vt.wrap(model, layer=at), x, target=1)[0]
-        torch.testing.assert_close(found, slow_sequential(model, x[0], 1, "epsilon_plus_flat"), rtol=1e-8, atol=1e-11)
+        actual = vt.get_method("lrp@epsilon_plus_flat").attribute(vt.wrap(model, layer=at), x, target=1)[0]
+        torch.testing.assert_close(actual, slow_sequential(model, x[0], 1, "epsilon_plus_flat"), rtol=1e-8, atol=1e-11)
 
 
 class Odd(nn.Module):
@@ -285,5 +285,5 @@ def test_functions_in_place() -> None:
     model = without_biases(_build(Plain).double())
     vision_model = vt.wrap(model, layer="body")
     x = images(vision_model, 2)
-    found = vt.get_method("lrp@epsilon_plus").attribute(vision_model, x, target=1)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)
+    actual = vt.get_method("lrp@epsilon_plus").attribute(vision_model, x, target=1)
+    torch.testing.assert_close(actual.sum(dim=(1, 2)), model(x)[:, 1].detach(), rtol=1e-4, atol=0)

@@ -38,8 +38,8 @@ def each_class(model: vt.VisionModel, x: Tensor, classes: int) -> Tensor:
     return torch.stack([lrp(model, x, target=label) for label in range(classes)], dim=1)
 
 
-def same(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9 * expected.abs().max().item())
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9 * expected.abs().max().item())
 
 
 def linear() -> tuple[Any, Tensor]:
@@ -63,12 +63,12 @@ def test_a_linear_network_is_explained_by_weight_times_input(rules: str) -> None
     keep = Record("pixels", activation_grad)
     for label in range(3):
         truth = model[2].weight[label].detach().reshape(3, 4, 4) * x
-        found = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(vision_model, x, target=label)
-        torch.testing.assert_close(found, truth.sum(dim=1), rtol=1e-4, atol=1e-4)
+        actual = vt.get_method(f'lrp(rules="{rules}", at=pixels)').attribute(vision_model, x, target=label)
+        torch.testing.assert_close(actual, truth.sum(dim=1), rtol=1e-4, atol=1e-4)
         live = Context(vision_model, x, Target.of(vision_model, 2, label))
         (ones,) = live.run_pass(Pass((keep,), replace(composed(rules), scored=False)))[keep]
         assert torch.equal(ones.sign(), (truth / logits[:, label, None, None, None]).sign())
-        same(found, (ones * logits[:, label, None, None, None]).sum(dim=1))
+        same(actual, (ones * logits[:, label, None, None, None]).sum(dim=1))
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
@@ -79,17 +79,17 @@ def test_rules_by_sign_do_not_know_that_an_output_is_below_zero() -> None:
         up = (model[2].weight[label].detach().reshape(3, 4, 4) * x).clamp(min=0)
         expected = model(x).detach()[:, label, None, None] * up.sum(dim=1) / up.sum(dim=(1, 2, 3))[:, None, None]
         method = vt.get_method('lrp(rules="linear=zplus, patch=epsilon", at=pixels)')
-        found = method.attribute(vt.wrap(model, layer="0"), x, target=label)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        actual = method.attribute(vt.wrap(model, layer="0"), x, target=label)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", SOME)
 def test_a_logit_times_the_walk_from_one(family: str) -> None:
     model, x, logits = double(family)
     (ask,) = vt.get_method("lrp").passes(model)
-    plain = replace(ask, composite=replace(ask.composite, scored=False))
+    unchanged = replace(ask, composite=replace(ask.composite, scored=False))
     for label in range(logits.shape[1]):
-        ones = vt.get_method("lrp").attribution(Context(model, x, Target.of(model, 2, label)).run_pass(plain))
+        ones = vt.get_method("lrp").attribution(Context(model, x, Target.of(model, 2, label)).run_pass(unchanged))
         same(lrp(model, x, target=label), ones * logits[:, label, None, None])
 
 
@@ -100,7 +100,7 @@ def test_chefers_rules_start_with_one() -> None:
     for rules in RULES.values():
         walks = [
             Context(model, x, Target.of(model, 2, target)).run_pass(Pass((keep,), rules))[keep][0]
-            for target in (1, lambda given: given[:, 1] + 5, lambda given: 3 * given[:, 1])
+            for target in (1, lambda options: options[:, 1] + 5, lambda options: 3 * options[:, 1])
         ]
         assert torch.equal(walks[0], walks[1])
         same(walks[2], 3 * walks[0])
@@ -115,9 +115,9 @@ def test_chefers_rules_start_with_one() -> None:
 def test_rivals_are_taken_away(family: str) -> None:
     model, x, logits = double(family)
     maps = each_class(model, x, logits.shape[1])
-    low, high = int(logits[0].argmin()), int(logits[0].argmax())
-    same(lrp(model, x, target=high, contrast=low), maps[:, high] - maps[:, low])
-    same(lrp(model, x, target=low, contrast=[high, 0]), maps[:, low] - (maps[:, high] + maps[:, 0]) / 2)
+    low, height = int(logits[0].argmin()), int(logits[0].argmax())
+    same(lrp(model, x, target=height, contrast=low), maps[:, height] - maps[:, low])
+    same(lrp(model, x, target=low, contrast=[height, 0]), maps[:, low] - (maps[:, height] + maps[:, 0]) / 2)
 
 
 @pytest.mark.parametrize("family", ["vit", "tv_vgg"])
@@ -129,9 +129,9 @@ def test_each_logit_gets_what_it_changes_the_score_by(family: str) -> None:
     for target, slope in (
         ({"target": 1, "output": "logprob"}, one - p),
         ({"target": 1, "output": "prob"}, p[:, 1:2] * (one - p)),
-        ({"target": lambda given: 5 - 2 * given[:, 1]}, -2 * one),
-        ({"target": lambda given: given[:, 1] ** 2}, 2 * logits * one),
-        ({"target": lambda given: given.mul_(3)[:, 1]}, 3 * one),  # writes into what it gets
+        ({"target": lambda options: 5 - 2 * options[:, 1]}, -2 * one),
+        ({"target": lambda options: options[:, 1] ** 2}, 2 * logits * one),
+        ({"target": lambda options: options.mul_(3)[:, 1]}, 3 * one),  # writes into what it gets
     ):
         same(lrp(model, x, **target), torch.einsum("bc,bchw->bhw", slope.expand(2, -1), maps))
         assert torch.equal(model.logits(x), logits)
@@ -140,8 +140,8 @@ def test_each_logit_gets_what_it_changes_the_score_by(family: str) -> None:
 def test_the_predicted_class_and_a_class_for_each_image() -> None:
     model, x, logits = double("vit")
     maps = each_class(model, x, logits.shape[1])
-    chosen = logits.argmax(dim=1)
-    same(lrp(model, x), maps[[0, 1], chosen])
+    method = logits.argmax(dim=1)
+    same(lrp(model, x), maps[[0, 1], method])
     same(lrp(model, x, target=[3, 0]), maps[[0, 1], [3, 0]])
 
 
@@ -185,6 +185,6 @@ def test_a_class_that_is_shut_out(family: str) -> None:
 
 def test_a_target_that_looks_at_nothing() -> None:
     model, x, _ = double("vit")
-    for nothing in (lambda given: given.new_ones(2), lambda given: given.detach()[:, 0]):
+    for nothing in (lambda options: options.new_ones(2), lambda options: options.detach()[:, 0]):
         with pytest.raises(TracingError, match="does not depend"):
             lrp(model, x, target=nothing)

@@ -29,10 +29,10 @@ def whole_and_tokens(model: vt.VisionModel, x: Tensor) -> tuple[vt.VisionModel, 
 
 def scaled(model: vt.VisionModel, tokens: Tensor, mask: Tensor) -> Tensor:
     """Tokens [1, N, D] whose patches are multiplied by a mask of their grid, one by one."""
-    made = tokens.clone()
+    built = tokens.clone()
     for patch, factor in enumerate(mask.flatten()):
-        made[:, model.num_prefix_tokens + patch] *= factor
-    return made
+        built[:, model.num_prefix_tokens + patch] *= factor
+    return built
 
 
 # -- RISE ----------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def scaled(model: vt.VisionModel, tokens: Tensor, mask: Tensor) -> Tensor:
 
 def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed: int) -> list[Tensor]:
     """Every mask by itself: a small grid, enlarged by scipy, and cut out."""
-    made = []
+    built = []
     for index in range(masks):
         draws = PRNGKey.of(seed, "rise").at(index)
         grid = (draws.uniform(cells, cells)[0] < keep).double().numpy()
@@ -49,30 +49,30 @@ def rise_masks(size: tuple[int, int], masks: int, cells: int, keep: float, seed:
         enlarged = zoom(grid, [side / cells for side in large], order=1, mode="mirror", grid_mode=True)
         assert list(enlarged.shape) == large
         top, left = (int(draws.fold_in(f"shift {axis}").below(step, 1)) for axis, step in enumerate(steps))
-        made.append(torch.from_numpy(enlarged[top : top + size[0], left : left + size[1]]))
-    return made
+        built.append(torch.from_numpy(enlarged[top : top + size[0], left : left + size[1]]))
+    return built
 
 
 @pytest.mark.parametrize("family", KINDS)
 @torch.no_grad()
 def test_rise(family):
     model, x = look_at(family)
-    found = vt.get_method("rise(masks=7, cells=5, keep=0.3)").attribute(model, x, CLASS, seed=3)
-    expected = torch.zeros_like(found)
+    actual = vt.get_method("rise(masks=7, cells=5, keep=0.3)").attribute(model, x, CLASS, seed=3)
+    expected = torch.zeros_like(actual)
     for mask in rise_masks(tuple(x.shape[2:]), 7, 5, 0.3, seed=3):
         expected += value_of(model.logits(x * mask), "prob")[:, None, None] * mask
-    assert torch.allclose(found, expected / (7 * 0.3), atol=1e-12)
-    assert (found.amax(dim=(1, 2)) > found.amin(dim=(1, 2))).all()
+    assert torch.allclose(actual, expected / (7 * 0.3), atol=1e-12)
+    assert (actual.amax(dim=(1, 2)) > actual.amin(dim=(1, 2))).all()
 
 
 @pytest.mark.parametrize("score", ["prob", "logit", "logprob"])
 @torch.no_grad()
 def test_rise_scores(score):
     model, x = look_at("vit")
-    found = vt.get_method(f"rise(masks=5, keep=0.5, output={score})").attribute(model, x, CLASS, output="logit")
+    actual = vt.get_method(f"rise(masks=5, keep=0.5, output={score})").attribute(model, x, CLASS, output="logit")
     masks = rise_masks((32, 32), 5, 8, 0.5, seed=0)
     expected = sum(value_of(model.logits(x * mask), score)[:, None, None] * mask for mask in masks)
-    assert torch.allclose(found, expected / 2.5, atol=1e-12)
+    assert torch.allclose(actual, expected / 2.5, atol=1e-12)
 
 
 @torch.no_grad()
@@ -80,10 +80,10 @@ def test_rise_of_tokens():
     """The patches of a sub-network are scaled, its prefix tokens are not."""
     model, x = look_at("registers", 1)
     sub, tokens = whole_and_tokens(model, x)
-    found = vt.get_method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
+    actual = vt.get_method("rise(masks=6, cells=3, keep=0.5)").attribute(sub, tokens, CLASS)
     masks = rise_masks((4, 4), 6, 3, 0.5, seed=0)
     expected = sum(value_of(sub.logits(scaled(model, tokens, mask)), "prob") * mask for mask in masks)
-    assert torch.allclose(found[0], expected / 3, atol=1e-12)
+    assert torch.allclose(actual[0], expected / 3, atol=1e-12)
 
 
 @pytest.mark.parametrize(("cells", "size"), [(8, 252), (3, 8), (7, 7), (1, 5), (2, 18)])
@@ -91,32 +91,32 @@ def test_enlarging(cells, size):
     """As scipy mirrors at the border; torch repeats there and is the same between the outermost centres."""
     line = mirrored_enlargement(cells, size)
     values = torch.randn(cells, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = line @ values
+    actual = line @ values
     if cells > 1:
         mirrored = zoom(values.numpy(), size / cells, order=1, mode="mirror", grid_mode=True)
-        assert np.allclose(found, mirrored, atol=1e-12)
+        assert np.allclose(actual, mirrored, atol=1e-12)
     repeated = F.interpolate(values[None, None], size=size, mode="linear", align_corners=False)[0, 0]
     places = (torch.arange(size) + 0.5) * cells / size - 0.5
     inside = (places >= 0) & (places <= cells - 1)
-    assert torch.allclose(found[inside], repeated[inside], atol=1e-12)
+    assert torch.allclose(actual[inside], repeated[inside], atol=1e-12)
     if size >= 2 * cells > 2:
-        assert not torch.allclose(found, repeated, atol=1e-6)
+        assert not torch.allclose(actual, repeated, atol=1e-6)
 
 
 def test_rise_masks_show_the_share_that_is_asked_for():
     """With a model that says the same of everything, the map is the mean mask: about one when divided by keep."""
     model, x = look_at("vit", 1)
-    found = vt.get_method("rise(masks=3000, keep=0.25)").attribute(
+    actual = vt.get_method("rise(masks=3000, keep=0.25)").attribute(
         model, x, lambda logits: torch.ones_like(logits[:, 0])
     )
-    assert found.mean().item() == pytest.approx(1, abs=0.02)
-    assert found.std().item() < 0.1
+    assert actual.mean().item() == pytest.approx(1, abs=0.02)
+    assert actual.std().item() < 0.1
 
 
 def test_rise_seeds_and_presets():
     model, x = look_at("vit", 1)
-    how = vt.get_method("rise(masks=9)")
-    assert not torch.equal(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS, seed=2))
+    method = vt.get_method("rise(masks=9)")
+    assert not torch.equal(method.attribute(model, x, CLASS, seed=1), method.attribute(model, x, CLASS, seed=2))
     assert vt.get_method("rise@paper") == vt.get_method("rise")
     assert vt.get_method("rise@keras").spec == "rise(masks=2000, keep=0.5)"
     assert vt.get_method("rise@tis").spec == "rise(masks=4000, output=logit)"
@@ -136,11 +136,11 @@ GOLDEN = {
 def test_golden_occlusion(value):
     model, image = golden()
     total, largest, place, *entries = GOLDEN[value]
-    found = vt.get_method("occlusion").attribute(model, image, 2, output=value).flatten()
-    assert found.sum().item() == pytest.approx(total, rel=1e-8)
-    assert found.max().item() == pytest.approx(largest, rel=1e-8)
-    assert found.argmax().item() == place
-    assert found[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
+    actual = vt.get_method("occlusion").attribute(model, image, 2, output=value).flatten()
+    assert actual.sum().item() == pytest.approx(total, rel=1e-8)
+    assert actual.max().item() == pytest.approx(largest, rel=1e-8)
+    assert actual.argmax().item() == place
+    assert actual[[0, 50, 101, 195]].tolist() == pytest.approx(entries, rel=1e-7)
 
 
 def slid(
@@ -149,7 +149,7 @@ def slid(
     """The sum over all windows, and how many cover each pixel."""
     height, width = x.shape[2:]
     total, count = torch.zeros(len(x), height, width, dtype=x.dtype), torch.zeros(height, width)
-    whole = value_of(model.logits(x))
+    complete = value_of(model.logits(x))
     top = 0
     while True:
         left = 0
@@ -157,7 +157,7 @@ def slid(
             place = (..., slice(top, top + windows[0]), slice(left, left + windows[1]))
             changed = x.clone()
             changed[place] = fill[place]
-            total[place] += (whole - value_of(model.logits(changed)))[:, None, None]
+            total[place] += (complete - value_of(model.logits(changed)))[:, None, None]
             count[place] += 1
             if left + windows[1] >= width:
                 break
@@ -172,11 +172,11 @@ def slid(
 @torch.no_grad()
 def test_occlusion_of_patches(family):
     model, x = look_at(family)
-    found = vt.get_method("occlusion").attribute(model, x, CLASS)
+    actual = vt.get_method("occlusion").attribute(model, x, CLASS)
     height, width = model.grid(x)
     step = (x.shape[2] // height, x.shape[3] // width)
     total, _ = slid(model, x, step, step, torch.zeros_like(x))
-    assert torch.allclose(found, total[:, :: step[0], :: step[1]], atol=1e-12)
+    assert torch.allclose(actual, total[:, :: step[0], :: step[1]], atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_occlusion_of_patches(family):
 @torch.no_grad()
 def test_occlusion_by_windows(window, stride, fill):
     model, x = look_at("nonsquare")  # patches of 8 x 16
-    how = vt.get_method(f"occlusion({window}, {stride}, {fill})")
-    assert how.grid == "pixel"
+    method = vt.get_method(f"occlusion({window}, {stride}, {fill})")
+    assert method.grid == "pixel"
     line = torch.exp(-0.5 * (torch.arange(-5, 6).double() / 5) ** 2)
     kernel = (torch.outer(line, line) / line.sum() ** 2).expand(3, 1, 11, 11)
     fills = {
@@ -197,10 +197,10 @@ def test_occlusion_by_windows(window, stride, fill):
     windows = (window or 8, window or 16)
     strides = (stride or windows[0], stride or windows[1])
     total, count = slid(model, x, windows, strides, fills[fill])
-    assert torch.allclose(how.attribute(model, x, CLASS), total / count, atol=1e-12)
+    assert torch.allclose(method.attribute(model, x, CLASS), total / count, atol=1e-12)
     summed = vt.get_method(f"occlusion({window}, {stride}, {fill}, overlap=sum)").attribute(model, x, CLASS)
     assert torch.allclose(summed, total, atol=1e-12)
-    assert how.num_forwards(model) == 1 + sum(
+    assert method.num_forwards(model) == 1 + sum(
         1
         for top in range(0, 32 - windows[0] + strides[0], strides[0])
         for left in range(0, 48 - windows[1] + strides[1], strides[1])
@@ -211,9 +211,9 @@ def test_occlusion_by_windows(window, stride, fill):
 def test_occlusion_as_in_pair():
     model, x = look_at("vit", 1)
     total, count = slid(model, x, (15, 15), (1, 1), torch.zeros_like(x))
-    found = vt.get_method("occlusion@pair").attribute(model, x, CLASS)
-    assert torch.allclose(found, total, atol=1e-11)
-    assert not torch.allclose(found, total / count)
+    actual = vt.get_method("occlusion@pair").attribute(model, x, CLASS)
+    assert torch.allclose(actual, total, atol=1e-11)
+    assert not torch.allclose(actual, total / count)
     assert vt.get_method("occlusion@pair").cost == (1 + 210 * 210, 0)
 
 
@@ -221,13 +221,13 @@ def test_occlusion_as_in_pair():
 @torch.no_grad()
 def test_occlusion_without_tokens(family):
     model, x = look_at(family)
-    found = vt.get_method("occlusion(drop=true)").attribute(model, x, CLASS).flatten(1)
-    whole = value_of(model.logits(x))
-    for patch in range(found.shape[1]):
-        others = [each for each in range(found.shape[1]) if each != patch]
+    actual = vt.get_method("occlusion(drop=true)").attribute(model, x, CLASS).flatten(1)
+    complete = value_of(model.logits(x))
+    for patch in range(actual.shape[1]):
+        others = [item for item in range(actual.shape[1]) if item != patch]
         without = value_of(model.logits(x, keep=torch.tensor([others] * 2)))
-        assert torch.allclose(found[:, patch], whole - without, atol=1e-12)
-    assert not torch.allclose(found, vt.get_method("occlusion").attribute(model, x, CLASS).flatten(1), atol=1e-6)
+        assert torch.allclose(actual[:, patch], complete - without, atol=1e-12)
+    assert not torch.allclose(actual, vt.get_method("occlusion").attribute(model, x, CLASS).flatten(1), atol=1e-6)
 
 
 @torch.no_grad()
@@ -235,49 +235,49 @@ def test_occlusion_of_tokens():
     model, x = look_at("registers", 1)
     sub, tokens = whole_and_tokens(model, x)
     for fill in ("zero", "mean"):
-        found = vt.get_method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
+        actual = vt.get_method(f"occlusion(fill={fill})").attribute(sub, tokens, CLASS).flatten()
         for patch in range(16):
             changed = tokens.clone()
             changed[0, model.num_prefix_tokens + patch] = (
                 0 if fill == "zero" else tokens[0, model.num_prefix_tokens :].mean(dim=0)
             )
             expected = value_of(sub.logits(tokens)) - value_of(sub.logits(changed))
-            assert found[patch].item() == pytest.approx(expected.item(), abs=1e-12)
+            assert actual[patch].item() == pytest.approx(expected.item(), abs=1e-12)
 
 
 # -- HSIC --------------------------------------------------------------------------------------------------------------
 
 
-def criterion(shown: np.ndarray, scores: np.ndarray) -> list[float]:
+def criterion(displayed: np.ndarray, scores: np.ndarray) -> list[float]:
     """HSIC of every column by the whole matrices."""
     count = len(scores)
     centre = np.eye(count) - 1 / count
     width = np.median(scores)
     outer = np.exp(-((scores[:, None] - scores[None]) ** 2) / (2 * width**2))
-    found = []
-    for column in shown.T:
+    result = []
+    for column in displayed.T:
         inner = 1 + 0.5 - (column[:, None] - column[None]) ** 2
-        found.append(((centre @ inner @ centre) * (centre @ outer @ centre).T).sum() / count)
-    return found
+        result.append(((centre @ inner @ centre) * (centre @ outer @ centre).T).sum() / count)
+    return result
 
 
 @pytest.mark.parametrize("count", [40, 41])
 def test_the_closed_form_of_hsic(count):
     generator = torch.Generator().manual_seed(0)
-    shown = (torch.rand(count, 6, generator=generator) < 0.5).double()
-    scores = torch.randn(count, generator=generator, dtype=torch.float64) + 2 * shown[:, 0] - shown[:, 1] + 3
-    found = hsic(shown, scores)
-    assert np.allclose(found, criterion(shown.numpy(), scores.numpy()), rtol=1e-9, atol=1e-14)
-    assert found[:2].min() > found[2:].max()
+    displayed = (torch.rand(count, 6, generator=generator) < 0.5).double()
+    scores = torch.randn(count, generator=generator, dtype=torch.float64) + 2 * displayed[:, 0] - displayed[:, 1] + 3
+    actual = hsic(displayed, scores)
+    assert np.allclose(actual, criterion(displayed.numpy(), scores.numpy()), rtol=1e-9, atol=1e-14)
+    assert actual[:2].min() > actual[2:].max()
 
 
 def test_hsic_where_the_median_is_zero():
-    shown = (torch.rand(9, 3, generator=torch.Generator().manual_seed(0)) < 0.5).double()
+    displayed = (torch.rand(9, 3, generator=torch.Generator().manual_seed(0)) < 0.5).double()
     scores = torch.arange(-4, 5).double()
     kernel = torch.exp(-((scores[:, None] - scores) ** 2) / (2 * scores.std() ** 2))
-    centred = shown - shown.mean(dim=0)
-    assert torch.allclose(hsic(shown, scores), 2 / 9 * (centred.T @ kernel @ centred).diagonal())
-    assert torch.allclose(hsic(shown, torch.zeros(9).double()), torch.zeros(3).double(), atol=1e-15)
+    centred = displayed - displayed.mean(dim=0)
+    assert torch.allclose(hsic(displayed, scores), 2 / 9 * (centred.T @ kernel @ centred).diagonal())
+    assert torch.allclose(hsic(displayed, torch.zeros(9).double()), torch.zeros(3).double(), atol=1e-15)
 
 
 def test_hsic_designs():
@@ -292,14 +292,14 @@ def test_hsic_designs():
 @torch.no_grad()
 def test_hsic(family):
     model, x = look_at(family)
-    found = vt.get_method("hsic(masks=31, cells=3)").attribute(model, x, CLASS)
+    actual = vt.get_method("hsic(masks=31, cells=3)").attribute(model, x, CLASS)
     masks = np.round(qmc.Sobol(9, scramble=False, bits=30).random_base2(5)[1:]).reshape(31, 3, 3)
     height, width = x.shape[2:]
     cell = [[(row * 3 // height, column * 3 // width) for column in range(width)] for row in range(height)]
     large = torch.tensor([[[mask[place] for place in line] for line in cell] for mask in masks])
     scores = torch.stack([model.logits(x * mask)[:, CLASS] for mask in large], dim=1)
-    for own, said in zip(found, scores, strict=True):
-        expected = np.reshape(criterion(masks.reshape(31, 9), said.numpy()), (3, 3))
+    for own, message in zip(actual, scores, strict=True):
+        expected = np.reshape(criterion(masks.reshape(31, 9), message.numpy()), (3, 3))
         assert np.allclose(own, [[expected[place] for place in line] for line in cell], rtol=1e-6, atol=1e-12)
         assert own.min() >= 0
 
@@ -308,22 +308,22 @@ def test_hsic(family):
 def test_hsic_of_tokens():
     model, x = look_at("registers")
     sub, tokens = whole_and_tokens(model, x)
-    found = vt.get_method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
+    actual = vt.get_method("hsic(masks=20, cells=2)").attribute(sub, tokens, CLASS)
     masks = sobol_masks(20, 2)
-    said = [
+    message = [
         sub.logits(scaled(model, tokens, enlarged))[:, CLASS]
         for enlarged in masks.repeat_interleave(2, 1).repeat_interleave(2, 2)
     ]
-    for own, scores in zip(found, torch.stack(said, dim=1), strict=True):
+    for own, scores in zip(actual, torch.stack(message, dim=1), strict=True):
         expected = np.reshape(criterion(masks.flatten(1).numpy(), scores.numpy()), (2, 2))
         assert np.allclose(own, expected.repeat(2, axis=0).repeat(2, axis=1), rtol=1e-6)
 
 
 def test_nothing_about_hsic_is_random():
     model, x = look_at("vit")
-    how = vt.get_method("hsic(masks=20)")
-    assert torch.equal(how.attribute(model, x, CLASS, seed=1), how.attribute(model, x, CLASS, seed=2))
-    assert how.cost == (20, 0)
+    method = vt.get_method("hsic(masks=20)")
+    assert torch.equal(method.attribute(model, x, CLASS, seed=1), method.attribute(model, x, CLASS, seed=2))
+    assert method.cost == (20, 0)
 
 
 # -- all of them ---------------------------------------------------------------------------------------------------

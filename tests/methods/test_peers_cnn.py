@@ -19,7 +19,7 @@ TOLD = json.loads((Path(__file__).parent.parent / "data" / "peers_cnn.json").rea
 AGREED = [row for row in TOLD if row["difference"] <= 1e-5]
 
 
-def made(name: str) -> Any:
+def built(name: str) -> Any:
     family, _, change = name.partition(", ")
     model: Any = FAMILIES[family]().double()
     if change == "windows apart":
@@ -33,14 +33,14 @@ def made(name: str) -> Any:
 
 @pytest.mark.parametrize("row", AGREED, ids=lambda row: f"{row['model']}: {row['peer']} of {row['class']}")
 def test_a_peer_gave_the_same(row: dict[str, Any]) -> None:
-    model = made(row["model"])
+    model = built(row["model"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)
         maps = vt.get_method(row["ours"]).attribute(model, images(model, 2).double(), target=row["class"])
-    some = torch.linspace(0, maps[0].numel() - 1, 7).long()
-    found = torch.stack([map_.flatten()[some] for map_ in maps])
+    subset = torch.linspace(0, maps[0].numel() - 1, 7).long()
+    actual = torch.stack([map_.flatten()[subset] for map_ in maps])
     expected = torch.tensor(row["numbers"], dtype=torch.float64)
-    torch.testing.assert_close(found, expected[:, :-1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(actual, expected[:, :-1], rtol=0, atol=1e-5)
     torch.testing.assert_close(maps.sum(dim=(1, 2)), expected[:, -1], rtol=0, atol=1e-5 * maps[0].numel())
 
 

@@ -83,14 +83,14 @@ def test_attgrad(reference):
 
 def discarded(matrix: Tensor, share: float, spare_first: bool) -> Tensor:
     """Drop the weakest entries one by one."""
-    kept = matrix.clone()
-    for image in kept:
+    visible = matrix.clone()
+    for image in visible:
         flat = image.view(-1)
         order = sorted(range(len(flat)), key=lambda i: flat[i].item())
         for index in order[: int(len(flat) * share)]:
             if index or not spare_first:
                 flat[index] = 0
-    return kept
+    return visible
 
 
 @pytest.mark.parametrize("heads", ["mean", "max", "min"])
@@ -122,10 +122,10 @@ def test_gradient_rollout(reference):
 
 def test_gradsam(reference):
     products = [a * torch.relu(reference.gradient(a)) for a in reference.run.attention]
-    whole = torch.stack(products).mean(dim=(0, 2))  # blocks and heads
-    reference.check("gradsam", whole.mean(dim=1))
-    reference.check("gradsam(reduce=keys)", whole.mean(dim=2))
-    reference.check("gradsam(reduce=row)", whole[:, reference.rows()].mean(dim=1))
+    complete = torch.stack(products).mean(dim=(0, 2))  # blocks and heads
+    reference.check("gradsam", complete.mean(dim=1))
+    reference.check("gradsam(reduce=keys)", complete.mean(dim=2))
+    reference.check("gradsam(reduce=row)", complete[:, reference.rows()].mean(dim=1))
 
 
 def outputs(reference: Reference) -> list[Tensor]:
@@ -198,10 +198,10 @@ def test_attention_flow(family):
                 capacity[(layer + 1) * tokens + i, layer * tokens + j] = mixed[i, j].item()
     read = [0] if family == "vit" else range(tokens)
     capacity |= {(3 * tokens, 2 * tokens + i): 1 / len(read) for i in read}
-    found = vt.get_method("attention_flow").attribute(model, x).flatten()
+    actual = vt.get_method("attention_flow").attribute(model, x).flatten()
     for patch in (0, 5, 15):
         expected = best_flow(capacity, 3 * tokens, prefix + patch)
-        assert found[patch].item() == pytest.approx(expected, abs=1e-4)
+        assert actual[patch].item() == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("layer", [0, 1, -1])
@@ -294,9 +294,9 @@ def test_layer_terms_of_token_methods_are_the_subnetworks(reference, base):
 
 
 def test_plus_returns_its_layers(reference):
-    found, extras = vt.get_method("plus(ixg)").attribute(reference.model, reference.images, TARGET, extras=True)
-    assert extras["layers"].shape == (2, reference.depth, *found.shape[1:])
-    assert torch.equal(extras["layers"].sum(dim=1), found)
+    actual, extras = vt.get_method("plus(ixg)").attribute(reference.model, reference.images, TARGET, extras=True)
+    assert extras["layers"].shape == (2, reference.depth, *actual.shape[1:])
+    assert torch.equal(extras["layers"].sum(dim=1), actual)
 
 
 def test_smooth_is_the_mean_over_the_noisy_copies(reference):
@@ -305,15 +305,15 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
     handle = reference.model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
     x = reference.images
     try:
-        found, extras = vt.get_method("smooth(ixg, samples=3, sigma=0.1)").attribute(
+        actual, extras = vt.get_method("smooth(ixg, samples=3, sigma=0.1)").attribute(
             reference.model, x, TARGET, extras=True
         )
     finally:
         handle.remove()
-    copies = [c for c in seen if not any(torch.equal(each, image) for each in c for image in x)]
+    copies = [c for c in seen if not any(torch.equal(item, image) for item in c for image in x)]
     copies = torch.cat(copies).reshape(2, 3, *x.shape[1:])
     maps = torch.stack([vt.get_method("ixg").attribute(reference.model, c, TARGET) for c in copies.unbind(dim=1)])
-    assert torch.allclose(found, maps.mean(dim=0), atol=1e-10)
+    assert torch.allclose(actual, maps.mean(dim=0), atol=1e-10)
     assert torch.allclose(extras["deviation"], maps.std(dim=0, correction=0), atol=1e-10)
     noise = copies - x.unsqueeze(1)
     span = x.flatten(1).amax(dim=1) - x.flatten(1).amin(dim=1)
@@ -322,12 +322,12 @@ def test_smooth_is_the_mean_over_the_noisy_copies(reference):
 
 
 def test_controls(reference):
-    found = vt.get_method("centre").attribute(reference.model, reference.images)
-    height, width = found.shape[1:]
+    actual = vt.get_method("centre").attribute(reference.model, reference.images)
+    height, width = actual.shape[1:]
     for i in range(height):
         for j in range(width):
-            down, across = 2 * i / (height - 1) - 1, 2 * j / (width - 1) - 1
-            assert found[0, i, j].item() == pytest.approx(1 - math.hypot(down, across) / math.sqrt(2), abs=1e-6)
+            down, columns = 2 * i / (height - 1) - 1, 2 * j / (width - 1) - 1
+            assert actual[0, i, j].item() == pytest.approx(1 - math.hypot(down, columns) / math.sqrt(2), abs=1e-6)
     assert (vt.get_method("constant").attribute(reference.model, reference.images) == 1).all()
     noise = vt.get_method("random").attribute(reference.model, reference.images)
     assert (noise >= 0).all()
@@ -339,11 +339,11 @@ def test_edges_are_where_brightness_changes():
     model = FAMILIES["vit"]()
     image = torch.zeros(1, 3, 32, 32)
     image[:, :, :, 16:] = 2.0
-    found = vt.get_method("edges").attribute(model, image)[0]
-    assert found.shape == (32, 32)
-    assert (found[:, 15:17] == 1.0).all()  # Sobel / 8: half the step per pixel on both sides of it
-    assert (found[:, :15] == 0).all()
-    assert (found[:, 17:] == 0).all()
+    actual = vt.get_method("edges").attribute(model, image)[0]
+    assert actual.shape == (32, 32)
+    assert (actual[:, 15:17] == 1.0).all()  # Sobel / 8: half the step per pixel on both sides of it
+    assert (actual[:, :15] == 0).all()
+    assert (actual[:, 17:] == 0).all()
 
 
 def test_the_sum_of_token_gradients_is_refused_because_it_is_zero():

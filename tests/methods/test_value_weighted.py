@@ -26,8 +26,8 @@ def matrices(module: Any, run: reference_vit.Run, layer: int) -> dict[str, Tenso
     """The four matrices ``[B, N, N]`` of a block, from explicit shares."""
     attention = run.attention[layer]
     moved = (attention.unsqueeze(-1) * reference_vit.brought(module, attention, run.values[layer])).sum(dim=1)
-    kept = reference_vit.block_shares(module, run, layer)
-    through = kept + reference_vit.shares_after_norm(module, kept, run.middle[layer])
+    visible = reference_vit.block_shares(module, run, layer)
+    through = visible + reference_vit.shares_after_norm(module, visible, run.middle[layer])
     output = run.outputs[layer].unsqueeze(2)
     near = (output.abs().sum(dim=-1) - (output - through).abs().sum(dim=-1)).clamp(min=0)
     total = near.sum(dim=-1, keepdim=True)
@@ -35,7 +35,7 @@ def matrices(module: Any, run: reference_vit.Run, layer: int) -> dict[str, Tenso
     return {
         "brought": moved.norm(dim=-1),
         "brought_share": moved.norm(dim=-1) / moved.norm(dim=-1).sum(dim=-1, keepdim=True),
-        "brought_or_kept": kept.norm(dim=-1),
+        "brought_or_kept": visible.norm(dim=-1),
         "through_block": through.norm(dim=-1),
         "agreed": agreed,
     }
@@ -55,7 +55,7 @@ def read_row(family: str, model: Any, matrix: Tensor) -> Tensor:
     return row[:, prefix:]
 
 
-def kept(model: Any, x: Tensor, reduce: Any) -> list[Tensor]:
+def visible(model: Any, x: Tensor, reduce: Any) -> list[Tensor]:
     vision_model = vt.wrap(model)
     keep = Record("block", reduce, tuple(range(vision_model.depth)), grad=False)
     return Context(vision_model, x, Target.of(vision_model, len(x), 1)).run_pass(Pass((keep,)))[keep]
@@ -90,11 +90,11 @@ def test_matrices_and_rows_equal_explicit_shares(family: str, measure: str) -> N
     x = images(model, 2)
     run = reference_vit.forward(model, x)
     function = getattr(mixing, measure)
-    for layer, (whole, row) in enumerate(
-        zip(kept(model, x, Matrix(function)), kept(model, x, Row(function)), strict=True)
+    for layer, (complete, row) in enumerate(
+        zip(visible(model, x, Matrix(function)), visible(model, x, Row(function)), strict=True)
     ):
         expected = matrices(model.blocks[layer], run, layer)[measure]
-        torch.testing.assert_close(whole, expected, rtol=0, atol=1e-7)  # the root of a rounded square
+        torch.testing.assert_close(complete, expected, rtol=0, atol=1e-7)  # the root of a rounded square
         torch.testing.assert_close(
             row[:, model.num_prefix_tokens :], read_row(family, model, expected), rtol=0, atol=1e-7
         )
@@ -106,8 +106,8 @@ def test_single_precision_keeps_four_digits(family: str) -> None:
     """Squares of lengths cancel; what is lost stays small next to the longest share of a row."""
     model: Any = FAMILIES[family]()
     x = images(model, 2)
-    single = kept(model, x, Matrix(mixing.through_block))
-    double = kept(model.double(), x.double(), Matrix(mixing.through_block))
+    single = visible(model, x, Matrix(mixing.through_block))
+    double = visible(model.double(), x.double(), Matrix(mixing.through_block))
     for one, other in zip(single, double, strict=True):
         assert (one - other).abs().max() <= 1e-4 * other.max()
 
@@ -136,10 +136,10 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
     expected = rolled(family, model, run, "brought_share", start, residual)
     torch.testing.assert_close(attin, expected, rtol=0, atol=1e-9)
     if residual == 0:  # a product of lengths is known up to a factor per image
-        found = vt.get_method(f"globenc(start={start})").attribute(model, x).flatten(1)
+        actual = vt.get_method(f"globenc(start={start})").attribute(model, x).flatten(1)
         expected = rolled(family, model, run, "through_block", start, residual)
-        scale = expected.sum(dim=1, keepdim=True) / found.sum(dim=1, keepdim=True)
-        torch.testing.assert_close(found * scale / expected, torch.ones_like(found), rtol=1e-8, atol=0)
+        scale = expected.sum(dim=1, keepdim=True) / actual.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(actual * scale / expected, torch.ones_like(actual), rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -148,7 +148,7 @@ def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     if model.attention == "windowed":
         pytest.skip("attends inside windows")
-    for matrix in kept(model, images(model, 2), Matrix(mixing.agreed)):
+    for matrix in visible(model, images(model, 2), Matrix(mixing.agreed)):
         total = matrix.sum(dim=-1)
         assert (((total - 1).abs() < 1e-5) | (total == 0)).all()
         assert (matrix >= 0).all()
@@ -163,31 +163,31 @@ def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     model.module.double()
     x = images(model, 2)
-    found = kept(model, x, Matrix(mixing.through_block))
-    for layer, matrix in enumerate(kept(model, x, explicit_lengths)):
-        torch.testing.assert_close(found[layer], matrix, rtol=0, atol=1e-7)
+    actual = visible(model, x, Matrix(mixing.through_block))
+    for layer, matrix in enumerate(visible(model, x, explicit_lengths)):
+        torch.testing.assert_close(actual[layer], matrix, rtol=0, atol=1e-7)
 
 
 def explicit_lengths(block: Block) -> Tensor:
-    told = block.model.weights(block.layer)
+    weights = block.model.weights(block.layer)
     mixed = (block.attn_weights @ block.attn_values).transpose(1, 2).flatten(2)
     moved = torch.einsum("bhij,bhjd->bijhd", block.attn_weights, block.attn_values).flatten(3)
-    if told.inner is not None:
-        moved = told.inner.linear(moved) / told.inner.deviation(mixed).unsqueeze(2)
-    parts = moved @ told.projection.T
+    if weights.inner is not None:
+        moved = weights.inner.linear(moved) / weights.inner.deviation(mixed).unsqueeze(2)
+    parts = moved @ weights.projection.T
     places = torch.arange(parts.shape[1])
     parts[:, places, places] += block.resid_pre
-    normed = told.norm2.linear(parts) / told.norm2.deviation(block.resid_mid).unsqueeze(2)
-    lengths: Tensor = (parts + (normed if told.scale is None else normed * told.scale)).norm(dim=-1)
+    normed = weights.norm2.linear(parts) / weights.norm2.deviation(block.resid_mid).unsqueeze(2)
+    lengths: Tensor = (parts + (normed if weights.scale is None else normed * weights.scale)).norm(dim=-1)
     return lengths
 
 
 def test_writing_shares_out_in_small_pieces_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 2)
-    at_once = vt.get_method("alti").attribute(model, x)
+    batch_sizes = vt.get_method("alti").attribute(model, x)
     monkeypatch.setattr(shares, "_MOST_NUMBERS", 2 * 17 * 24 * 3)
-    torch.testing.assert_close(vt.get_method("alti").attribute(model, x), at_once, rtol=0, atol=1e-14)
+    torch.testing.assert_close(vt.get_method("alti").attribute(model, x), batch_sizes, rtol=0, atol=1e-14)
 
 
 def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
@@ -197,17 +197,17 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
     runs: list[int] = []
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
     verified(model)
-    spelled = {
+    specs = {
         "plus(globenc)": "through_block",
         "plus(alti)": "agreed",
         "plus(attin(residual=true))": "brought_or_kept",
     }
-    for spec, measure in spelled.items():
+    for spec, measure in specs.items():
         runs.clear()
-        found = vt.get_method(spec).attribute(model, x, target=1).flatten(1)
+        actual = vt.get_method(spec).attribute(model, x, target=1).flatten(1)
         assert len(runs) == 1
         expected = sum(matrices(m, run, layer)[measure][:, 0, 1:] for layer, m in enumerate(model.blocks))
-        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(actual, expected.detach(), rtol=0, atol=1e-7)
 
 
 @torch.no_grad()
@@ -215,13 +215,13 @@ def test_golden_model() -> None:
     """196 patches in float64: AttIN of the last block against explicit vectors of the row alone."""
     model, x = golden()
     run = reference_vit.forward(model, x)
-    found = vt.get_method("attin").attribute(model, x).flatten()
+    actual = vt.get_method("attin").attribute(model, x).flatten()
     values, attention = run.values[3][0], run.attention[3][0, :, 0]
     expected = torch.zeros(197, dtype=torch.float64)
     for token in range(197):
         vector = torch.cat([attention[head, token] * values[head, token] for head in range(3)])
         expected[token] = (model.blocks[3].attn.proj.weight @ vector).norm()
-    torch.testing.assert_close(found, expected[1:], rtol=1e-9, atol=0)
+    torch.testing.assert_close(actual, expected[1:], rtol=1e-9, atol=0)
 
 
 def test_globenc_of_a_deep_network_stays_finite() -> None:
@@ -234,9 +234,9 @@ def test_globenc_of_a_deep_network_stays_finite() -> None:
     ).eval()
     with torch.no_grad():
         model.pos_embed.mul_(1e5)
-    found = vt.get_method("globenc").attribute(model, images(model, 1), target=0)
-    assert torch.isfinite(found).all()
-    assert found.max() > 0
+    actual = vt.get_method("globenc").attribute(model, images(model, 1), target=0)
+    assert torch.isfinite(actual).all()
+    assert actual.max() > 0
 
 
 @torch.no_grad()
@@ -245,11 +245,11 @@ def test_attin_rollout_is_the_rollout_of_every_block_that_the_protocol_of_skippl
     assert read("skipplus").methods["AttIN o Rollout"] == "attin_rollout"
     model: Any = FAMILIES["vit"]().double()
     x = images(model, 2)
-    found = vt.get_method("attin_rollout").attribute(model, x).flatten(1)
+    actual = vt.get_method("attin_rollout").attribute(model, x).flatten(1)
     run = reference_vit.forward(model, x)
-    torch.testing.assert_close(found, rolled("vit", model, run, "brought_share", 0, 0.5), rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual, rolled("vit", model, run, "brought_share", 0, 0.5), rtol=0, atol=1e-9)
     last = vt.get_method("attin").attribute(model, x).flatten(1)
-    assert (found / found.sum() - last / last.sum()).abs().max() > 1e-3
+    assert (actual / actual.sum() - last / last.sum()).abs().max() > 1e-3
     terms = vt.get_method("plus(attin_rollout)").attribute(model, x).flatten(1)
     rows = [matrices(m, run, layer)["brought_share"][:, 0, 1:] for layer, m in enumerate(model.blocks)]
     torch.testing.assert_close(terms, torch.stack(rows).sum(dim=0), rtol=0, atol=1e-7)

@@ -58,21 +58,21 @@ def test_k_separate_runs(family, base, preset):
     assert extras["classes"].tolist() == [[2, 3, 0]] * 2
     apart = [vt.get_method(base).attribute(model, x, target=c).numpy() for c in (2, 3, 0)]
     for i in range(2):
-        expected, q = definition(np.stack([each[i] for each in apart]), preset)
+        expected, q = definition(np.stack([item[i] for item in apart]), preset)
         assert np.allclose(extras["distribution"][i], q, atol=1e-9)
         assert np.allclose(with_var[i], expected, atol=1e-9)
-        assert np.allclose(extras["maps"][i], [each[i] for each in apart], atol=1e-12)
+        assert np.allclose(extras["maps"][i], [item[i] for item in apart], atol=1e-12)
 
 
 @pytest.mark.parametrize("preset", INVERSE)
 def test_planted_maps(planted, preset):
     maps = class_maps()
-    found, extras = planted(maps, f"var@{preset}(planted, classes='1,0,4')")
+    actual, extras = planted(maps, f"var@{preset}(planted, classes='1,0,4')")
     expected, q = definition(maps[[1, 0, 4]].numpy(), preset)
-    assert np.allclose(found[0], expected, atol=1e-12)
+    assert np.allclose(actual[0], expected, atol=1e-12)
     assert np.allclose(extras["distribution"][0], q, atol=1e-12)
-    assert (found != 0).any()
-    assert (found == 0).any()
+    assert (actual != 0).any()
+    assert (actual == 0).any()
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_q_sums_to_one(planted, spec):
 @pytest.mark.parametrize("preset", ["sharp", "paper"])
 def test_a_constant_added_to_all_maps_changes_no_distribution(planted, preset):
     maps = class_maps()
-    _, plain = planted(maps, f"var@{preset}(planted)")
+    _, unchanged = planted(maps, f"var@{preset}(planted)")
     shifted, extras = planted(maps + 7, f"var@{preset}(planted)")
-    assert torch.allclose(extras["distribution"], plain["distribution"], atol=1e-12)
-    mask = plain["distribution"][:, 0] > 1 / plain["classes"].shape[1] + 1e-6
+    assert torch.allclose(extras["distribution"], unchanged["distribution"], atol=1e-12)
+    mask = unchanged["distribution"][:, 0] > 1 / unchanged["classes"].shape[1] + 1e-6
     assert torch.equal(shifted != 0, mask)
 
 
@@ -100,34 +100,34 @@ def test_a_constant_added_to_all_maps_changes_no_distribution(planted, preset):
 def test_equal_maps_give_zeros(planted, spec, value):
     maps = class_maps()[:1].expand(5, -1, -1) + value
     with pytest.warns(vt.VitreousWarning, match="zero everywhere"):
-        found, _ = planted(maps, spec)
-    assert (found == 0).all()
+        actual, _ = planted(maps, spec)
+    assert (actual == 0).all()
 
 
 def test_joint_normalisation_keeps_the_map_and_its_sign(planted):
     maps = class_maps(size=1e-4)
-    plain, _ = planted(maps, "var(planted, classes='1,2')")
-    found, extras = planted(maps, "var(planted, classes='1,2', normalise=true)")
+    unchanged, _ = planted(maps, "var(planted, classes='1,2')")
+    actual, extras = planted(maps, "var(planted, classes='1,2', normalise=true)")
     scaled, q = definition((maps[[1, 2]] / maps[[1, 2]].abs().max()).numpy(), "paper")
     assert np.allclose(extras["distribution"][0], q, atol=1e-12)
-    assert np.allclose(found[0], scaled * maps[[1, 2]].abs().max().item(), atol=1e-15)
-    assert not torch.allclose(plain, found, atol=1e-6)
+    assert np.allclose(actual[0], scaled * maps[[1, 2]].abs().max().item(), atol=1e-15)
+    assert not torch.allclose(unchanged, actual, atol=1e-6)
 
 
 def test_upsampled_first_is_a_softmax_over_pixels():
     model, x = look_at("vit", 1)
-    how = vt.get_method("var(generic, classes='1,2', upsample=true)")
-    assert how.grid == "pixel"
-    found = how.attribute(model, x, 1)
+    configured = vt.get_method("var(generic, classes='1,2', upsample=true)")
+    assert configured.grid == "pixel"
+    actual = configured.attribute(model, x, 1)
     apart = [vt.get_method("generic").attribute(model, x, c, grid="pixel")[0].numpy() for c in (1, 2)]
-    assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
+    assert np.allclose(actual[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
 def test_the_plain_name_follows_the_paper(planted):
     maps = class_maps()
-    plain, _ = planted(maps, "var(planted, classes='1,0,4')")
-    assert torch.equal(plain, planted(maps, "var@paper(planted, classes='1,0,4')")[0])
-    assert not torch.equal(plain, planted(maps, "var@sharp(planted, classes='1,0,4')")[0])
+    unchanged, _ = planted(maps, "var(planted, classes='1,0,4')")
+    assert torch.equal(unchanged, planted(maps, "var@paper(planted, classes='1,0,4')")[0])
+    assert not torch.equal(unchanged, planted(maps, "var@sharp(planted, classes='1,0,4')")[0])
 
 
 @pytest.mark.parametrize("preset", ["paper", "sharp"])
@@ -149,8 +149,8 @@ def test_small_maps_of_a_real_method_in_float32():
     shares = []
     for dtype in (torch.float32, torch.float64):
         model.to(dtype)
-        found = vt.get_method("var(vtranm, classes='0,1,2,3')").attribute(model, x.to(dtype), 0)
-        shares.append(float((found != 0).float().mean()))
+        actual = vt.get_method("var(vtranm, classes='0,1,2,3')").attribute(model, x.to(dtype), 0)
+        shares.append(float((actual != 0).float().mean()))
     assert shares[0] == pytest.approx(shares[1], abs=0.02)
 
 
@@ -164,7 +164,7 @@ def test_pixels_are_compared_where_the_map_is_wanted_on_pixels():
 # -- which classes -------------------------------------------------------------------------------------------------
 
 
-def chosen(spec: str, target=None, family: str = "vit", batch: int = 6) -> tuple[list[list[int]], list[list[int]]]:
+def method(spec: str, target=None, family: str = "vit", batch: int = 6) -> tuple[list[list[int]], list[list[int]]]:
     model = FAMILIES[family]()
     vision_model, x = vt.wrap(model), images(model, batch)
     order = vision_model.logits(x).argsort(dim=1, descending=True).tolist()
@@ -174,37 +174,37 @@ def chosen(spec: str, target=None, family: str = "vit", batch: int = 6) -> tuple
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_the_most_probable_and_the_least(k):
-    found, order = chosen(f"var(ixg, classes=top:{k})")
-    assert len({tuple(each) for each in order}) > 1
-    assert found == [[*each[:k], each[-1]] for each in order]
+    actual, order = method(f"var(ixg, classes=top:{k})")
+    assert len({tuple(item) for item in order}) > 1
+    assert actual == [[*item[:k], item[-1]] for item in order]
 
 
 def test_best_and_worst():
-    found, order = chosen("var(ixg, classes=best-worst)")
-    assert found == [[each[0], each[-1]] for each in order]
+    actual, order = method("var(ixg, classes=best-worst)")
+    assert actual == [[item[0], item[-1]] for item in order]
 
 
 def test_more_than_there_are_is_all_of_them():
-    found, order = chosen("var(ixg, classes=top:99)")
-    assert found == order
+    actual, order = method("var(ixg, classes=top:99)")
+    assert actual == order
 
 
 def test_the_explained_class_is_added_in_front_where_it_is_missing():
-    found, order = chosen("var(ixg, classes=top:1)", target=[0] * 6)
-    for classes, each in zip(found, order, strict=True):
-        expected = [0, *(c for c in (each[0], each[-1]) if c != 0)]
+    actual, order = method("var(ixg, classes=top:1)", target=[0] * 6)
+    for classes, item in zip(actual, order, strict=True):
+        expected = [0, *(c for c in (item[0], item[-1]) if c != 0)]
         assert classes == expected + [-1] * (3 - len(expected))
-    assert {row.count(-1) for row in found} == {0, 1}
+    assert {row.count(-1) for row in actual} == {0, 1}
 
 
 def test_an_image_with_fewer_classes_is_what_it_is_alone():
     """In a batch where others have three classes, an image with two has 1/K = 1/2."""
     model, x = look_at("vit", 6)
-    how = vt.get_method("var(generic, classes=top:1)")
-    together, extras = how.attribute(model, x, 0, extras=True)
+    configured = vt.get_method("var(generic, classes=top:1)")
+    together, extras = configured.attribute(model, x, 0, extras=True)
     assert -1 in extras["classes"]
     for i in range(6):
-        alone, own = how.attribute(model, x[i : i + 1], 0, extras=True)
+        alone, own = configured.attribute(model, x[i : i + 1], 0, extras=True)
         count = own["classes"].shape[1]
         assert own["classes"].tolist() == [extras["classes"][i, :count].tolist()]
         assert torch.allclose(alone[0], together[i], atol=1e-12)
@@ -216,11 +216,11 @@ def test_an_image_with_fewer_classes_is_what_it_is_alone():
 def test_inner_batches_change_nothing(size):
     model, x = look_at("vit", 6)
     for spec in ("var(generic, classes=top:1)", "var(legrad)", "var(consensus(ixg, saliency))"):
-        how = vt.get_method(spec)
-        whole, extras = how.attribute(model, x, 1, extras=True)
-        found, pieces = how.attribute(model, x, 1, extras=True, batch_size=size)
+        configured = vt.get_method(spec)
+        complete, extras = configured.attribute(model, x, 1, extras=True)
+        actual, pieces = configured.attribute(model, x, 1, extras=True, batch_size=size)
         assert torch.equal(extras["classes"], pieces["classes"])
-        assert torch.allclose(whole, found, atol=1e-12)
+        assert torch.allclose(complete, actual, atol=1e-12)
 
 
 def test_labels_lists_and_numbers():
@@ -244,9 +244,9 @@ def test_a_head_of_one_logit_has_two_classes():
     model.head = torch.nn.Linear(24, 1)
     model.num_classes = 1
     x = images(model, 2)
-    found, extras = vt.get_method("var(generic)").attribute(model, x, 0, extras=True)
+    actual, extras = vt.get_method("var(generic)").attribute(model, x, 0, extras=True)
     assert extras["classes"].tolist() == [[0, 1], [0, 1]]
-    assert torch.isfinite(found).all()
+    assert torch.isfinite(actual).all()
 
 
 # -- cost ----------------------------------------------------------------------------------------------------------
@@ -344,9 +344,9 @@ def test_refused_when_run():
 @pytest.mark.parametrize("value", ["prob", "logprob"])
 def test_other_values_are_compared_as_they_are(value):
     model, x = look_at("vit", 1)
-    found = vt.get_method("var(ixg, classes='0,1')").attribute(model, x, 0, output=value)
+    actual = vt.get_method("var(ixg, classes='0,1')").attribute(model, x, 0, output=value)
     apart = [vt.get_method("ixg").attribute(model, x, c, output=value)[0].numpy() for c in (0, 1)]
-    assert np.allclose(found[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
+    assert np.allclose(actual[0], definition(np.stack(apart), "paper")[0], atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
@@ -366,13 +366,13 @@ def test_every_image_has_a_set_of_its_own():
     together, extras = vt.get_method("var(generic)").attribute(model, x, [1, 2, 0], compare_classes=sets, extras=True)
     assert extras["classes"].tolist() == [[1, 0, -1], [2, 3, 4], [0, 4, 1]]
     for i, (target, own) in enumerate(zip([1, 2, 0], sets, strict=True)):
-        spelled = ",".join(map(str, own))
-        alone = vt.get_method(f"var(generic, classes='{spelled}')").attribute(model, x[i : i + 1], target)
+        specs = ",".join(map(str, own))
+        alone = vt.get_method(f"var(generic, classes='{specs}')").attribute(model, x[i : i + 1], target)
         torch.testing.assert_close(together[i], alone[0])
     for size in (1, 2):
-        found = vt.explain(model, x, "var(generic)", [1, 2, 0], compare_classes=sets, batch_size=size)
-        assert [e.compare_classes for e in found] == [tuple(own) for own in sets]
-        torch.testing.assert_close(torch.stack([e.map for e in found]), together)
+        actual = vt.explain(model, x, "var(generic)", [1, 2, 0], compare_classes=sets, batch_size=size)
+        assert [e.compare_classes for e in actual] == [tuple(own) for own in sets]
+        torch.testing.assert_close(torch.stack([e.map for e in actual]), together)
     one = vt.get_method("var(generic)").attribute(model, x, 1, compare_classes=[0, 1])
     torch.testing.assert_close(one, vt.get_method("var(generic, classes='0,1')").attribute(model, x, 1))
 
@@ -394,4 +394,4 @@ def test_sets_that_are_left_over_are_not_ignored():
     with pytest.raises(vt.VitreousError, match="3 sets of classes for 2 images"):
         vt.explain(model, x, "var(ixg)", target=0, compare_classes=[[0, 1]] * 3)
     with pytest.raises(vt.VitreousError, match="more sets of classes than the 2 images"):
-        vt.explain(model, (each for each in x), "var(ixg)", target=0, compare_classes=[[0, 1]] * 3)
+        vt.explain(model, (item for item in x), "var(ixg)", target=0, compare_classes=[[0, 1]] * 3)

@@ -33,7 +33,7 @@ def update_maps(
     model: Any, run: reference_vit.Run, gradients: list[Tensor], normalised: bool, length: bool, necc: bool
 ) -> list[Tensor]:
     """Two maps ``[B, N, N]`` per block: attention, then MLP."""
-    found = []
+    result = []
     for layer, module in enumerate(model.blocks):
         attention, eye = run.attention[layer], torch.eye(run.attention[layer].shape[-1], dtype=torch.float64)
         before = run.norm1[layer] if normalised else run.inputs[layer]
@@ -43,7 +43,7 @@ def update_maps(
             weight = weight * moved.norm(dim=-1) / before.norm(dim=-1)[:, None, None]
         if necc:
             weight = weight * softmax(cosine(moved, before[:, None, None]))
-        found.append(eye + (gradients[layer].clamp(min=0) * attention * weight).mean(dim=1))
+        result.append(eye + (gradients[layer].clamp(min=0) * attention * weight).mean(dim=1))
         before = reference_vit.norm(module.norm2, run.middle[layer]) if normalised else run.middle[layer]
         branch = run.outputs[layer] - run.middle[layer]
         diagonal = torch.ones_like(branch[..., 0])
@@ -51,8 +51,8 @@ def update_maps(
             diagonal = diagonal * branch.norm(dim=-1) / before.norm(dim=-1)
         if necc:
             diagonal = diagonal * softmax(cosine(before, branch))
-        found.append(eye + torch.diag_embed(diagonal))
-    return found
+        result.append(eye + torch.diag_embed(diagonal))
+    return result
 
 
 def reference(
@@ -96,9 +96,9 @@ def reference(
 def test_equals_the_full_product_of_explicit_maps(family: str, spec: str, switches: dict[str, Any]) -> None:
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = attribute(spec, model, x)
+    actual = attribute(spec, model, x)
     expected = reference(family, x, **switches)
-    assert (found.flatten(1) - expected).abs().max() <= 1e-10 * expected.abs().max()
+    assert (actual.flatten(1) - expected).abs().max() <= 1e-10 * expected.abs().max()
 
 
 def test_baseline_of_the_ablation_is_the_map_of_the_first_block() -> None:
@@ -108,8 +108,8 @@ def test_baseline_of_the_ablation_is_the_map_of_the_first_block() -> None:
     run = reference_vit.forward(model, x)
     (gradient,) = torch.autograd.grad(softmax(run.logits)[:, 2].sum(), run.attention[:1])
     expected = (gradient.clamp(min=0) * run.attention[0]).mean(dim=1)[:, 0, 1:]
-    found = attribute("vtranm(aggregate=false, length=false, necc=false)", model, x)
-    torch.testing.assert_close(found.flatten(1), expected.detach(), rtol=0, atol=1e-12)
+    actual = attribute("vtranm(aggregate=false, length=false, necc=false)", model, x)
+    torch.testing.assert_close(actual.flatten(1), expected.detach(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "gap", "siglip"])
@@ -117,8 +117,8 @@ def test_aggregation_alone_is_generic(family: str) -> None:
     """Without lengths and cosines an MLP doubles everything and attention does what the generic method does."""
     model = FAMILIES[family]().double()
     x = images(model, 2)
-    found = attribute("vtranm(length=false, necc=false, output=logit)", model, x)
-    torch.testing.assert_close(found, attribute("generic", model, x) * 2**3, rtol=1e-10, atol=0)
+    actual = attribute("vtranm(length=false, necc=false, output=logit)", model, x)
+    torch.testing.assert_close(actual, attribute("generic", model, x) * 2**3, rtol=1e-10, atol=0)
 
 
 def test_update_map_of_the_mlp_is_diagonal_and_that_of_attention_is_not() -> None:
@@ -204,16 +204,16 @@ def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
     values, stream, attention = (
         part[0] for part in map(Context(model, x, Target.of(model, 2, 2)).run_pass(Pass(keeps)).__getitem__, keeps)
     )
-    told = model.weights(1)
+    reported = model.weights(1)
     mean = torch.zeros(stream.shape[:2], dtype=torch.float64)
     for head in range(model.num_heads):
         alone = torch.zeros_like(values)
         alone[:, head] = values[:, head]
         vectors = alone.transpose(1, 2).flatten(2)
-        if told.inner is not None:
-            deviation = told.inner.deviation((attention @ values).transpose(1, 2).flatten(2))
-            vectors = told.inner.linear(vectors) / deviation
-        mean += (vectors @ told.projection.T).norm(dim=-1) / stream.norm(dim=-1) / model.num_heads
+        if reported.inner is not None:
+            deviation = reported.inner.deviation((attention @ values).transpose(1, 2).flatten(2))
+            vectors = reported.inner.linear(vectors) / deviation
+        mean += (vectors @ reported.projection.T).norm(dim=-1) / stream.norm(dim=-1) / model.num_heads
     torch.testing.assert_close(
         extras["weights"][:, 1].flatten(1), mean[:, model.num_prefix_tokens :], rtol=1e-9, atol=0
     )
@@ -221,8 +221,8 @@ def test_other_libraries_agree_with_vectors_written_out(family: str) -> None:
 
 def test_golden_model() -> None:
     model, x = golden()
-    found = attribute("vtranm", model, x)
-    assert (found > 0).all()
+    actual = attribute("vtranm", model, x)
+    assert (actual > 0).all()
     run = reference_vit.forward(model, x)
     gradients = torch.autograd.grad(softmax(run.logits)[:, 2].sum(), run.attention)
     row = torch.zeros(1, 197, dtype=torch.float64)
@@ -230,7 +230,7 @@ def test_golden_model() -> None:
     for update in reversed(update_maps(model, run, list(gradients), normalised=False, length=True, necc=True)):
         row = (row.unsqueeze(1) @ update).squeeze(1)
     expected = (row * run.inputs[0].norm(dim=-1))[:, 1:].detach()
-    assert (found.flatten(1) - expected).abs().max() <= 1e-12 * expected.max()
+    assert (actual.flatten(1) - expected).abs().max() <= 1e-12 * expected.max()
 
 
 @pytest.mark.parametrize("spec", ["vtranm(original=other)", "vtranm(output=odds)"])

@@ -34,11 +34,11 @@ def slow_segments(image: np.ndarray, scale: float, sigma: float, least: int) -> 
     image = ndimage.gaussian_filter(image, (sigma, sigma, 0), mode="reflect")
     height, width = image.shape[:2]
     edges = []
-    for kind, (down, across) in enumerate([(0, 1), (1, 0), (1, 1), (1, -1)]):
+    for kind, (down, horizontal) in enumerate([(0, 1), (1, 0), (1, 1), (1, -1)]):
         for i in range(height - down):
-            for j in range(max(0, -across), width - max(0, across)):
-                apart = np.linalg.norm(image[i, j] - image[i + down, j + across])
-                edges.append((apart, kind, (i, j), (i + down, j + across)))
+            for j in range(max(0, -horizontal), width - max(0, horizontal)):
+                apart = np.linalg.norm(image[i, j] - image[i + down, j + horizontal])
+                edges.append((apart, kind, (i, j), (i + down, j + horizontal)))
     edges.sort()
     of = {(i, j): [(i, j)] for i in range(height) for j in range(width)}
     inside = dict.fromkeys(of, 0.0)  # by the first pixel of the list
@@ -71,22 +71,22 @@ def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
 def test_segments_are_those_of_the_slow_one(noise, least):
     image = picture(48, 37, noise)
     scales = (5, 50, 400)
-    found = segment(image, scales, sigma=0.8, min_size=least)
-    for scale, labels in zip(scales, found, strict=True):
+    actual = segment(image, scales, sigma=0.8, min_size=least)
+    for scale, labels in zip(scales, actual, strict=True):
         assert same_partition(labels, slow_segments(image, scale, 0.8, least))
         assert sorted(set(labels.ravel().tolist())) == list(range(labels.max() + 1))
         assert np.bincount(labels.ravel()).min() >= least
-    assert len({labels.max() for labels in found}) > 1  # scales matter here
+    assert len({labels.max() for labels in actual}) > 1  # scales matter here
 
 
 def test_long_stretches_of_edges_are_cut_without_a_trace(monkeypatch):
     from vitreous.methods import xrai as felzenszwalb
 
     image = picture(40, 40, 0.2)
-    whole = segment(image, SCALES, min_size=10)
+    complete = segment(image, SCALES, min_size=10)
     for size in (1, 97, 10**6):
         monkeypatch.setattr(felzenszwalb, "_CHUNK", size)
-        assert all(np.array_equal(a, b) for a, b in zip(whole, segment(image, SCALES, min_size=10), strict=True))
+        assert all(np.array_equal(a, b) for a, b in zip(complete, segment(image, SCALES, min_size=10), strict=True))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3, 3.0])
@@ -122,9 +122,9 @@ def attribution(model: nn.Module, x: torch.Tensor, steps: int, target: int = 1) 
 
 def regions(image: np.ndarray, least: int, radius: int) -> list[np.ndarray]:
     """Masks ``[H, W]`` of an image of the size that is segmented, grown pixel by pixel."""
-    low, high = image.min(), image.max()
-    image = 2 * (image - low) / (high - low) - 1
-    found = []
+    low, rows_count = image.min(), image.max()
+    image = 2 * (image - low) / (rows_count - low) - 1
+    result = []
     for scale in SCALES:
         labels = slow_segments(image, scale, 0.8, least)
         for label in range(labels.max() + 1):
@@ -133,35 +133,35 @@ def regions(image: np.ndarray, least: int, radius: int) -> list[np.ndarray]:
                 for k in range(max(0, i - radius), min(labels.shape[0], i + radius + 1)):
                     for m in range(max(0, j - radius), min(labels.shape[1], j + radius + 1)):
                         grown[k, m] |= (k - i) ** 2 + (m - j) ** 2 <= radius**2
-            found.append(grown)
-    return found
+            result.append(grown)
+    return result
 
 
 def greedy(values: np.ndarray, masks: list[np.ndarray], least: int) -> np.ndarray:
-    taken, found = np.zeros(values.shape, dtype=bool), np.zeros_like(values)
+    taken, result = np.zeros(values.shape, dtype=bool), np.zeros_like(values)
     while True:
         added = [mask & ~taken for mask in masks]
         added = [mask for mask in added if mask.sum() >= least]
         if not added:
             break
         best = max(added, key=lambda mask: values[mask].mean())
-        found[best] = values[best].mean()
+        result[best] = values[best].mean()
         taken |= best
     if not taken.all():
-        found[~taken] = values[~taken].mean()
-    return found
+        result[~taken] = values[~taken].mean()
+    return result
 
 
 def ranked_once(values: np.ndarray, masks: list[np.ndarray], least: int) -> np.ndarray:
-    taken, found = np.zeros(values.shape, dtype=bool), np.zeros_like(values)
+    taken, result = np.zeros(values.shape, dtype=bool), np.zeros_like(values)
     for mask in sorted(masks, key=lambda mask: -values[mask].mean()):
         new = mask & ~taken
         if new.sum() >= least:
-            found[new] = values[new].mean()
+            result[new] = values[new].mean()
             taken |= new
     if not taken.all():
-        found[~taken] = values[~taken].mean()
-    return found
+        result[~taken] = values[~taken].mean()
+    return result
 
 
 @pytest.mark.parametrize(("radius", "new"), [(2, 9), (0, 60), (5, 30)])
@@ -169,9 +169,9 @@ def test_xrai_is_the_slow_one(model, radius, new):
     x = images(model, 2)
     x[0] = torch.from_numpy(picture(32, 32, 0.1)).permute(2, 0, 1)
     values = attribution(model, x, 4)
-    how = f"xrai(steps=4, side=32, min_size=12, radius={radius}, new={new}"
-    full = vt.get_method(f"{how})").attribute(model, x, 1).numpy()
-    fast = vt.get_method(f"{how}, fast=true)").attribute(model, x, 1).numpy()
+    method = f"xrai(steps=4, side=32, min_size=12, radius={radius}, new={new}"
+    full = vt.get_method(f"{method})").attribute(model, x, 1).numpy()
+    fast = vt.get_method(f"{method}, fast=true)").attribute(model, x, 1).numpy()
     for i, image in enumerate(x):
         masks = regions(image.permute(1, 2, 0).numpy(), 12, radius)
         assert np.allclose(full[i], greedy(values[i], masks, new), atol=1e-10)
@@ -182,8 +182,8 @@ def test_xrai_is_the_slow_one(model, radius, new):
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_the_map_sums_to_the_attribution_under_it(model, fast):
     x = images(model, 1)
-    found = vt.get_method(f"xrai(steps=3, fast={fast})").attribute(model, x, 1).numpy()
-    assert np.allclose(found.sum(axis=(1, 2)), attribution(model, x, 3).sum(axis=(1, 2)))
+    actual = vt.get_method(f"xrai(steps=3, fast={fast})").attribute(model, x, 1).numpy()
+    assert np.allclose(actual.sum(axis=(1, 2)), attribution(model, x, 3).sum(axis=(1, 2)))
 
 
 def test_other_sizes_are_segmented_at_one_and_brought_back():
@@ -192,11 +192,11 @@ def test_other_sizes_are_segmented_at_one_and_brought_back():
     x = torch.full((1, 3, 32, 48), -1.0, dtype=torch.float64)
     x[:, 0, :16, 24:] = 1
     x[:, 1, 16:, :24] = 1
-    found = vt.get_method("xrai(steps=3, radius=0, new=1)").attribute(model, x, 1)[0]
+    actual = vt.get_method("xrai(steps=3, radius=0, new=1)").attribute(model, x, 1)[0]
     for rows in (slice(0, 13), slice(19, 32)):  # the line between is a segment of its own
         for columns in (slice(0, 20), slice(28, 48)):
-            assert (found[rows, columns] == found[rows, columns][0, 0]).all()
-    assert len(found[::31, ::47].unique()) > 2
+            assert (actual[rows, columns] == actual[rows, columns][0, 0]).all()
+    assert len(actual[::31, ::47].unique()) > 2
 
 
 def test_an_image_of_one_colour_is_all_zeros_and_flagged(model):
@@ -208,15 +208,15 @@ def test_an_image_of_one_colour_is_all_zeros_and_flagged(model):
 def test_segments_are_made_once_for_all_classes_of_a_comparison(model, monkeypatch):
     from vitreous.methods import xrai
 
-    made = []
+    built = []
 
-    def counted(*given, **named):
-        made.append(1)
-        return segment(*given, **named)
+    def counted(*options, **named):
+        built.append(1)
+        return segment(*options, **named)
 
     monkeypatch.setattr(xrai, "segment", counted)
     vt.get_method('var(xrai(steps=2, side=48), classes="0,1,2")').attribute(model, images(model, 2), 1)
-    assert len(made) == 2
+    assert len(built) == 2
 
 
 def test_cost(model):
@@ -236,9 +236,9 @@ RELEASED = {
 def test_released_numbers(spec):
     model, _ = golden()
     x = torch.from_numpy(picture(224, 224, 0.1, seed=1)).permute(2, 0, 1)[None]
-    found = vt.get_method(spec).attribute(model, x, 2)[0]
-    told = found.sum().item(), found.max().item(), found.min().item(), found[100, 37].item()
-    assert told == pytest.approx(RELEASED[spec], rel=1e-5)
+    actual = vt.get_method(spec).attribute(model, x, 2)[0]
+    reported = actual.sum().item(), actual.max().item(), actual.min().item(), actual[100, 37].item()
+    assert reported == pytest.approx(RELEASED[spec], rel=1e-5)
 
 
 @pytest.mark.parametrize(
