@@ -371,7 +371,7 @@ def test_every_image_has_a_set_of_its_own():
         torch.testing.assert_close(together[i], alone[0])
     for size in (1, 2):
         actual = vt.explain(model, x, "var(generic)", [1, 2, 0], compare_classes=sets, batch_size=size)
-        assert [e.compare_classes for e in actual] == [tuple(own) for own in sets]
+        assert [e.request.compare_classes for e in actual] == [tuple(own) for own in sets]
         torch.testing.assert_close(torch.stack([e.map for e in actual]), together)
     one = vt.get_method("var(generic)").attribute(model, x, 1, compare_classes=[0, 1])
     torch.testing.assert_close(one, vt.get_method("var(generic, classes='0,1')").attribute(model, x, 1))

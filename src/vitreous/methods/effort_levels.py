@@ -61,7 +61,9 @@ def resolve_method(method: str | Method | None, effort: str | None, model: Visio
     """Return the method that is named, or else the one for some effort."""
     if method is not None and effort is not None:
         raise VitreousError(f"give a method or an effort, not both: {method} and {effort}")
-    return get_method(recommended_method(effort or "quick", model) if method is None else method)
+    return get_method(
+        method if method is not None else recommended_method("quick" if effort is None else effort, model)
+    )
 
 
 def _relevance_has_rules(model: VisionModel) -> bool:
