@@ -32,10 +32,12 @@ CellKey = tuple[str, ...]
 
 
 def map_cell(config: RunConfig, seed: int, image: str, method: str, mode: str) -> CellKey:
+    """Return the key of one map."""
     return image, config.identity, str(seed), *config.made_of(method), mode
 
 
 def score_cell(config: RunConfig, seed: int, image: str, method: str, metric: str) -> CellKey:
+    """Return the key of one score."""
     made_of = config.made_of(method)
     return image, config.identity, str(seed), *made_of, "", config.metrics[metric], config.metric_digest(metric)
 

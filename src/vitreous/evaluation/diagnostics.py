@@ -62,8 +62,8 @@ def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> 
 
     Examples
     --------
-    >>> found = vt.diagnose(model)
-    >>> found.healthy, found.checks[0].name
+    >>> diagnosis = vt.diagnose(model)
+    >>> diagnosis.healthy, diagnosis.checks[0].name
     (True, 'the model can be wrapped')
     """
     check_seed(seed)

@@ -201,6 +201,7 @@ def _key(target: Path) -> str:
 
 
 def lock_path(target: Path) -> Path:
+    """Return the file that is locked while ``target`` is written."""
     return target.with_name(f".vitreous-{_key(target)}.lock")
 
 

@@ -320,7 +320,7 @@ class Method:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     def components(self) -> list[Method]:
-        """This method and every method it is composed of."""
+        """The method itself and every method it is composed of."""
         return [self, *(part for base in self.base_methods() for part in base.components())]
 
     def __str__(self) -> str:

@@ -394,7 +394,6 @@ def register_metric(
     (2,)
     >>> del REGISTRY.by_name["peak"]
     """
-
     proposed_by, related = registry.find_papers(papers), registry.find_papers(builds_on)
 
     def decorate(factory: M) -> M:

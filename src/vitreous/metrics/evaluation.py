@@ -221,8 +221,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of one method for some images: ``values`` ``[R, h, w]`` and, for each explained class
-    (``"given"``, ``"pred"``, ``"label"``), which row belongs to which image."""
+    """The maps ``[R, h, w]`` of one method for some images.
+
+    For each explained class (``"given"``, ``"pred"``, ``"label"``) it says which row belongs to which image.
+    """
 
     values: Tensor
     rows: Mapping[str, Array]

@@ -47,8 +47,9 @@ def weighted_sums(parts: Array, weights: Array) -> Array:
 @register_metric("pixel_accuracy", **_SEGMENTATION)
 @dataclass
 class PixelAccuracy(Localisation):
-    r"""Share of pixels that are correctly called object or background, the object being where the map is above its
-    mean.
+    r"""Share of pixels that are correctly called object or background.
+
+    The object is where the map is above its mean.
 
     .. math:: \frac{1}{n} \sum_p \mathbb{1}\big[\mathbb{1}[a_p > \bar a] = \mathbb{1}[p \in R]\big]
 

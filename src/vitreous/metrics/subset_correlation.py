@@ -1,7 +1,7 @@
-"""Faithfulness by subsets: is what the model loses what the map says it should?
+r"""Faithfulness by subsets: is what the model loses what the map says it should?
 
 Random subsets ``S`` of the patches are removed, drawn from the image's content. They do not depend on a map, so all
-methods share their forwards, and all metrics that request subsets of the same size. ``d = f(x) - f(x \\ S)`` is what
+methods share their forwards, and all metrics that request subsets of the same size. ``d = f(x) - f(x \ S)`` is what
 the model loses, and ``s``, the sum of the map over ``S``, what it should lose; pixel maps are summed into patches
 first. With ``unit=token`` the patches leave the sequence instead of turning into the baseline. Annotated parts of an
 image are subsets too.
@@ -44,8 +44,7 @@ _BASELINE = "mean_channel"
 
 @dataclass(frozen=True)
 class RandomCells:
-    """Masks in which every cell of a grid is removed with the same probability, drawn for every image by its
-    content."""
+    """Masks in which every cell of a grid is removed with the same probability, drawn by the image's content."""
 
     n: int
     probability: float

@@ -363,6 +363,7 @@ def settled(owner: Any, digest: str) -> str:
 
 
 def digest_of(value: Any) -> str:
+    """Return a digest of a value by its ``repr``."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 

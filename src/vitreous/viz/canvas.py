@@ -86,6 +86,7 @@ def ascent(size: int) -> float:
 
 
 def line_height(size: int) -> int:
+    """Return the pixels from one line of text to the next."""
     return round(size * 1.3)
 
 

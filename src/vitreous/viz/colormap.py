@@ -40,7 +40,7 @@ _LAB = np.array(  # cube roots of the cone responses to (L, a, b)
 
 
 def to_oklab(rgb: NDArray[Any]) -> Floats:
-    """sRGB in [0, 1], `[..., 3]`, to OKLab (L, a, b)."""
+    """SRGB in [0, 1], `[..., 3]`, to OKLab (L, a, b)."""
     rgb = np.asarray(rgb, np.float64)
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     return np.asarray(np.cbrt(linear @ _LMS.T) @ _LAB.T)
@@ -154,7 +154,7 @@ class Scale:
         return cls(float(size.max()), signed, 100.0)
 
     def unit(self, map: NDArray[Any]) -> Floats:
-        """value / limit, clipped to [-1, 1] if signed; otherwise 0 at `low`, 1 at `limit`; NaN where not finite."""
+        """Value / limit, clipped to [-1, 1] if signed; otherwise 0 at `low`, 1 at `limit`; NaN where not finite."""
         values = np.asarray(map, np.float64)
         with np.errstate(over="ignore"):  # a huge value over a tiny limit is clipped right after
             ratio = np.clip((values - self.low) / (self.limit - self.low), -1.0 if self.signed else 0.0, 1.0)

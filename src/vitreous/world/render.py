@@ -179,6 +179,7 @@ def _numbers(stroke: Stroke, anchor: tuple[float, float]) -> list[float]:
 
 
 def rgb(colour: str) -> list[float]:
+    """Return red, green and blue in 0 .. 1 of six hexadecimal digits."""
     return [value / 255 for value in bytes.fromhex(colour)]
 
 
