@@ -178,7 +178,7 @@ def test_defaults_are_the_same_in_python_and_on_the_command_line() -> None:
     assert python["evaluate"]["metrics"].default is None
     for name in ("output", "seed"):
         assert commands["explain"][name].default == python["explain"][name].default
-    assert commands["evaluate"]["target"].default == python["evaluate"]["target"].default
+    assert (commands["evaluate"]["target"].default, python["evaluate"]["target"].default) == ("pred", None)
     for name in (
         defaults.METHOD,
         *defaults.comparison_methods(),
