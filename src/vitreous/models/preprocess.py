@@ -11,6 +11,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from numbers import Integral, Real
@@ -58,11 +59,6 @@ class Preprocess:
         Share of each side that is cut out.
     mode : {"center", "squash", "border"}, default "center"
         How the aspect ratio is treated.
-
-    Raises
-    ------
-    ModelError
-        For a value that is none of these.
 
     Notes
     -----
@@ -193,13 +189,10 @@ def _floats(values: Any) -> tuple[float, ...]:
 
 
 _TIMM: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "input_size": ("size", lambda size: (int(size[-2]), int(size[-1]))),
-    "mean": ("mean", _floats),
-    "std": ("std", _floats),
-    "interpolation": ("interpolation", str),
-    "crop_pct": ("crop", float),
+    "input_size": ("size", lambda size: (int(size[-2]), int(size[-1]))), "mean": ("mean", _floats),
+    "std": ("std", _floats), "interpolation": ("interpolation", str), "crop_pct": ("crop", float),
     "crop_mode": ("mode", str),
-}
+}  # fmt: skip
 """The settings of timm, and how each is read."""
 
 
@@ -218,9 +211,6 @@ def _is_positive(value: Any) -> bool:
 def _margin(length: int, wanted: int) -> int:
     """Return how much to cut before a centred window; negative where the image must be padded instead."""
     return round((length - wanted) / 2) if length >= wanted else -((wanted - length) // 2)
-
-
-# -- a callable, used as it is ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, init=False)
@@ -310,10 +300,9 @@ class Transform(Preprocess):
 
 @lru_cache(maxsize=4096)
 def _measured(transform: Transform, width: int, height: int) -> Box | None:
-    try:
+    with suppress(Exception):  # the call for the photograph itself says why
         return measure_region(transform._colours, width, height)
-    except Exception:  # the call for the photograph itself says why
-        return None
+    return None
 
 
 def _call(function: Function, photo: Image.Image) -> torch.Tensor:
@@ -426,9 +415,6 @@ def _fit_line(share: Array, inside: np.ndarray[Any, np.dtype[np.bool_]], length:
     return float(start * length), float((start + slope * share.shape[1]) * length)
 
 
-# -- in the forms that people have -----------------------------------------------------------------------
-
-
 def as_preprocess(value: Any) -> Preprocess:
     """Read what a user hands in as ``preprocess=``."""
     if isinstance(value, Preprocess):
@@ -464,11 +450,10 @@ def match(function: Function, data: Preprocess | None) -> Preprocess:
 
 
 def _same_pixels(data: Preprocess, function: Function, photo: Image.Image) -> bool:
-    try:
+    with suppress(Exception):  # of a callable of the user's own; a Transform says why
         one, other = data.inputs(photo)[0], _call(function, photo)
-    except Exception:  # of a callable of the user's own; a Transform says why
-        return False
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-5)
+        return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-5)
+    return False
 
 
 @lru_cache(maxsize=4)
@@ -504,11 +489,10 @@ def _matched_with_timm(data: Preprocess) -> Preprocess:
 def steps_of(function: Any) -> Iterator[Any]:
     """Yield a function, or what a chain of functions such as a ``Compose`` is made of."""
     steps = getattr(function, "transforms", None)
+    for step in steps if isinstance(steps, list | tuple) else ():
+        yield from steps_of(step)
     if not isinstance(steps, list | tuple):
         yield function
-        return
-    for step in steps:
-        yield from steps_of(step)
 
 
 def crop_ratio(crop: int, resized: int) -> float:

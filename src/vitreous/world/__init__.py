@@ -2,10 +2,9 @@
 
 ``render(draw(seeds))`` gives images and masks, ``Scene.of(seed)`` a scene to change by hand, ``World`` a data set,
 and ``vitreous.load("world")`` the model that lives in it, ``vitreous.load("world-cnn")`` a residual network. Importing
-this package makes its scenes a source of data, and its models known by name.
+this package makes its scenes a source of data.
 """
 
-from vitreous.models import register_adapter
 from vitreous.world.dataset import (
     MARKED_CLASSES,
     Mosaics,
@@ -17,7 +16,6 @@ from vitreous.world.dataset import (
     remove_parts,
     shrink,
 )
-from vitreous.world.models import ADAPTER
 from vitreous.world.render import Rendered, render
 from vitreous.world.sampling import Batch, draw
 from vitreous.world.scene import BackgroundObject, Creature, Ground, Light, Marker, Pose, Scene, pack, unpack
@@ -53,5 +51,3 @@ __all__ = [
     "shrink",
     "unpack",
 ]
-
-register_adapter(ADAPTER)
