@@ -59,7 +59,7 @@ lint: $(DEV) ## the order of the packages, style, types
 docs: $(DEV) ## the manual, into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(CORE) ## what watching a model costs
+bench: $(CORE) ## what explaining a model costs
 	$(BIN)/python benchmarks/overhead.py
 
 lock: | $(MADE) ## write constraints/, the exact versions that make installs, and try them in an empty environment

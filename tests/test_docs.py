@@ -71,7 +71,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 def prose(text: str) -> str:
     """The page without its code."""
-    kept, fence = [], ""
+    lines_of_text, fence = [], ""
     for line in text.splitlines():
         match = FENCE.match(line)
         if fence:
@@ -79,8 +79,8 @@ def prose(text: str) -> str:
         elif match:
             fence = match["ticks"]
         else:
-            kept.append(line)
-    return re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", "\n".join(kept))
+            lines_of_text.append(line)
+    return re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", "\n".join(lines_of_text))
 
 
 def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
@@ -89,11 +89,11 @@ def commands(block: Block) -> Iterator[tuple[int, list[str]]]:
     for i, line in enumerate(lines):
         if not line.startswith("$ vitreous"):
             continue
-        whole, j = line[2:], i
-        while whole.endswith("\\") and j + 1 < len(lines):
+        command, j = line[2:], i
+        while command.endswith("\\") and j + 1 < len(lines):
             j += 1
-            whole = whole[:-1] + lines[j].lstrip("> ")
-        words = shlex.split(whole, comments=True)
+            command = command[:-1] + lines[j].lstrip("> ")
+        words = shlex.split(command, comments=True)
         yield block.line + i, [match for word in words for match in sorted(glob.glob(word)) or [word]]
 
 
@@ -135,18 +135,18 @@ def run_command(page: Path, line: int, words: list[str], monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the pictures the pages speak of."""
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the images that the pages name."""
     (tmp_path / "photos").mkdir()
     for path, tilt in (("photo.jpg", 0), ("photos/one.jpg", 15), ("photos/two.jpg", 60)):
         ramp = Image.linear_gradient("L").rotate(tilt)
-        picture = Image.merge("RGB", (ramp, ramp.rotate(90), ramp.rotate(180))).crop((0, 0, 240, 200))
-        picture.save(tmp_path / path)
+        image = Image.merge("RGB", (ramp, ramp.rotate(90), ramp.rotate(180))).crop((0, 0, 240, 200))
+        image.save(tmp_path / path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("working_directory")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -175,8 +175,8 @@ def test_links(page: Path) -> None:
 @pytest.mark.parametrize("page", TEXTS, ids=name)
 def test_names_no_machine(page: Path) -> None:
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
-    found = [f"{name(page)}:{i}: {line.strip()}" for i, line in lines if MACHINE.search(line)]
-    assert not found, "\n".join(found)
+    paths = [f"{name(page)}:{i}: {line.strip()}" for i, line in lines if MACHINE.search(line)]
+    assert not paths, "\n".join(paths)
 
 
 # The reader of the pages deserves a test of its own: a block it overlooks would never fail.
@@ -228,12 +228,15 @@ def test_failure_names_page_and_line() -> None:
         run_python(ROOT / "README.md", block, {})
 
 
-def test_promises_name_tests_that_exist() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    section = page.partition("### Which test checks which promise")[2].partition("\n## ")[0]
-    named = re.findall(r"`([\w/]+\.py)`", section)
-    assert len(set(named)) > 10
-    assert [each for each in named if not (ROOT / "tests" / each).is_file()] == []
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("architecture.md", "### Which test checks which promise"), ("numbers.md", "## What is checked against what")],
+)
+def test_promises_name_tests_that_exist(page: str, heading: str) -> None:
+    section = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(heading)[2].partition("\n##")[0]
+    paths = re.findall(r"`([\w/]+\.py)`", section)
+    assert len(set(paths)) > 10
+    assert [path for path in paths if not (ROOT / "tests" / path).is_file() and not (ROOT / path).is_file()] == []
 
 
 def script(path: str) -> ModuleType:
@@ -241,10 +244,10 @@ def script(path: str) -> ModuleType:
     spec = spec_from_file_location(Path(path).stem, ROOT / "docs" / path)
     assert spec is not None
     assert spec.loader is not None
-    made = module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look their module up
-    spec.loader.exec_module(made)
-    return made
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def own_methods() -> list[MethodInfo]:
@@ -259,9 +262,9 @@ def test_the_gallery_has_every_family_and_stays_small() -> None:
     named = re.findall(r"\(pictures/(gallery[\w-]*\.png)\)", page)
     assert named == ["gallery.png", *(f"gallery-{gallery.slug(family)}.png" for family in gallery.families())]
     assert {path.name for path in (ROOT / "docs" / "pictures").glob("gallery*.png")} == set(named)
-    assert sum((ROOT / "docs" / "pictures" / each).stat().st_size for each in named) < 3e6
-    shown = {vt.get_method(spec).info.name for specs in gallery.families().values() for spec in specs}
-    assert shown == {info.name for info in own_methods() if info.models != "ReLU"}
+    assert sum((ROOT / "docs" / "pictures" / file).stat().st_size for file in named) < 3e6
+    methods = {vt.get_method(spec).info.name for specs in gallery.families().values() for spec in specs}
+    assert methods == {info.name for info in own_methods() if info.models != "ReLU"}
 
 
 def test_counts_of_methods_are_those_of_the_registry() -> None:
