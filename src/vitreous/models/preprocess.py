@@ -379,8 +379,7 @@ def measure_region(function: Callable[[Image.Image], Array], width: int, height:
     return None if columns is None or rows is None else (columns[0], rows[0], columns[1], rows[1])
 
 
-_NOISE = 4 / 255
-"""How far a colour may be off: bytes are rounded, and a filter overshoots."""
+_NOISE = 4 / 255  # how far a colour may be off: bytes are rounded, and a filter overshoots
 
 
 def _ramps(function: Callable[[Image.Image], Array], width: int, height: int, axis: int) -> tuple[Array, Array]:
