@@ -19,7 +19,7 @@ from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import check_at_least, check_memory, defaults
 from vitreous.registry.spec import split_specs
-from vitreous.results import ClassProbability, Comparison, Explanation, ExplanationRequest, Identity, Origin
+from vitreous.results import ClassProbability, Comparison, Explanation, ExplanationRequest, Origin, ResultIdentity
 from vitreous.tracing import Context, Target, Targets, TargetSpec
 from vitreous.tracing.memory import InnerBatch, budget_bytes
 from vitreous.tracing.targets import ClassSets
@@ -302,7 +302,7 @@ def explanations_of(
 
     explanations = []
     for i, image in enumerate(images):
-        identity = Identity.of(model, method, target, i, grid, context.seed, origin.snapshot)
+        identity = ResultIdentity.of(model, method, target, i, grid, context.seed, origin.snapshot)
         classes = extras["classes"][i].tolist() if "classes" in extras else []
         explanations.append(
             Explanation(

@@ -14,7 +14,7 @@ from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol,
 from vitreous.benchmark import report_images as drawn
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
-from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, Layout, ModelSpec, Protocol, read, shipped
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, ReportLayout, read, shipped
 from vitreous.benchmark.report import report
 from vitreous.benchmark.report_images import draw_figures
 from vitreous.benchmark.store import Store
@@ -46,7 +46,7 @@ def shown(html: str) -> list[str]:
     ids=lambda each: "+".join(each) if isinstance(each, tuple) else None,
 )
 def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], said: list[str]) -> None:
-    figures = draw_figures(finding(tmp_path, protocol(layout=Layout(figures=asked))))
+    figures = draw_figures(finding(tmp_path, protocol(layout=ReportLayout(figures=asked))))
     assert [drawing.words for drawing in figures.drawings] == expected
     for words in said:
         assert any(words in reason for reason in figures.reasons)
@@ -56,7 +56,7 @@ def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expecte
 def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
     """Bins of as many pictures each, by the probability of the class that is explained."""
     many = "".join(chr(0x4E00 + at) for at in range(65))
-    found = finding(tmp_path, protocol(layout=Layout(figures=("bins",))), many)
+    found = finding(tmp_path, protocol(layout=ReportLayout(figures=("bins",))), many)
     assert drawn._bins(found) == {"count": 3, "by": "mass", "confidence": "pred"}
     figures = draw_figures(found)
     assert [drawing.words for drawing in figures.drawings] == ["bins of insertion", "bins of deletion"]
@@ -77,7 +77,7 @@ def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
 def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
     setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
-    known = protocol(rows, layout=Layout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
+    known = protocol(rows, layout=ReportLayout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
     found = finding(tmp_path, known, setting=setting)
     assert drawn._sweeps(found) == [
         (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
@@ -114,7 +114,7 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[ModelResult]]:
     """Two models on two data sets, everything finished; the cells of each of the four are 0.25 above the last."""
     models = tuple(ModelSpec(label, "world") for label in ("net", "other"))
     sets = [DataSpec("folder", label=label, path="nowhere") for label in ("one", "two")]
-    known = protocol(models=models, data=sets[0], also=(sets[1],), layout=Layout(**layout))
+    known = protocol(models=models, data=sets[0], also=(sets[1],), layout=ReportLayout(**layout))
     given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
     store, settings = begun(tmp_path, given), []
     for label in ("net", "other"):

@@ -20,7 +20,7 @@ __all__ = [
     "SCHEMA",
     "DataSpec",
     "EvaluationSpec",
-    "Layout",
+    "ReportLayout",
     "ModelSpec",
     "Protocol",
     "Published",
@@ -145,7 +145,7 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ReportLayout:
     """The table of all models together: what stands in its rows and columns; and the figures of a report."""
 
     rows: str = checked("methods", choices=_AXES)
@@ -193,7 +193,7 @@ class Protocol:
     requires: tuple[str, ...] = checked((), choices=REQUIRES)
     also: tuple[DataSpec, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
-    layout: Layout = Layout()
+    layout: ReportLayout = ReportLayout()
     published: tuple[Published, ...] = ()
 
     @property

@@ -14,8 +14,8 @@ from vitreous import io as disk
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.data import ImageSource
-from vitreous.benchmark.protocol import Layout
-from vitreous.benchmark.report_images import Figures, Images, best_and_worst, draw_figures
+from vitreous.benchmark.protocol import ReportLayout
+from vitreous.benchmark.report_images import Figures, ReportImages, best_and_worst, draw_figures
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.results import (
     PROTOCOL_FILE,
@@ -162,7 +162,7 @@ class _ModelContext:
 
     result: ModelResult
     figures: Figures = field(default_factory=Figures)
-    images: Images = field(default_factory=Images)
+    images: ReportImages = field(default_factory=ReportImages)
     flags: Sequence[tuple[str, str, str, str]] = ()
     costs: Sequence[_MethodCost] = ()
     correlations: Sequence[Any] = ()
@@ -174,7 +174,7 @@ def _model(result: ModelResult, source: ImageSource, number: int) -> _ModelConte
     return _ModelContext(
         result,
         draw_figures(result),
-        best_and_worst(result, source) if number < _MOST_WITH_IMAGES else Images(),
+        best_and_worst(result, source) if number < _MOST_WITH_IMAGES else ReportImages(),
         _merged_flags(result),
         [_cost(result, name) for name in result.table.methods],
         [correlation for correlation in result.statistics.correlations if not math.isnan(correlation.value)],
@@ -248,7 +248,7 @@ def _overview(results: Sequence[ModelResult]) -> dict[str, Any] | None:
     }
 
 
-def _column_axes(layout: Layout, cells: Sequence[Mapping[str, str]]) -> list[str]:
+def _column_axes(layout: ReportLayout, cells: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the axes of the columns: those that the layout forgets and that have several values come first."""
     varying = [axis for axis in _AXES if axis != layout.rows and len({names[axis] for names in cells}) > 1]
     asked = [axis for axis in layout.columns if axis in varying]

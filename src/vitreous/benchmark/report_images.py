@@ -30,7 +30,7 @@ from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.table_plots import sweeps
 from vitreous.viz import Scale, overlay, plots
 
-__all__ = ["Drawing", "Figures", "ImageRow", "Images", "best_and_worst", "draw_figures"]
+__all__ = ["Drawing", "Figures", "ImageRow", "ReportImages", "best_and_worst", "draw_figures"]
 
 _IMAGES, _MAPS, _STEPS = 3, 5, 6
 _USUAL = ("curves", "bins")
@@ -50,7 +50,7 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class Images:
+class ReportImages:
     """The best and worst images by heading, and strips of two of them; ``why`` says that there are none."""
 
     text: str = ""
@@ -60,14 +60,14 @@ class Images:
     strips: Sequence[tuple[str, Sequence[Tile]]] = ()
 
 
-def best_and_worst(result: ModelResult, source: ImageSource) -> Images:
+def best_and_worst(result: ModelResult, source: ImageSource) -> ReportImages:
     """Return the best and worst images with maps, and strips of two of them."""
     metric = _sound_metric(result)
     order = result.order(metric)
     if not order:
-        return Images()
+        return ReportImages()
     if result.scores.data not in source.lookups:
-        return Images(why=source.why)
+        return ReportImages(why=source.why)
     method = result.reference if result.reference in order else order[0]
     assert method is not None
     signed = result.table[method, metric] * (1 if result.table.higher_is_better[metric] else -1)
@@ -86,7 +86,7 @@ def best_and_worst(result: ModelResult, source: ImageSource) -> Images:
         text += f" Maps are those of seed {result.scores.seeds[0]}, scores the means over all seeds."
     rows = [ranked[0], ranked[-1]] if count else []
     blocks = [(f"Best for {title}", best), (f"Worst for {title}", worst)]
-    return Images(text, "", blocks, *_strips(result, source, method, metric, rows))
+    return ReportImages(text, "", blocks, *_strips(result, source, method, metric, rows))
 
 
 def _sound_metric(result: ModelResult) -> str:

@@ -99,7 +99,7 @@ def _write_page(path: Path | None, results: Any, overwrite: bool) -> None:
 
 def _run_jobs(
     model: VisionModel,
-    jobs: Sequence[Job],
+    jobs: Sequence[ExplainJob],
     query: dict[str, Any],
     results: _Results,
     check: bool,
@@ -132,7 +132,7 @@ def _run_jobs(
     return skipped
 
 
-class Job(NamedTuple):
+class ExplainJob(NamedTuple):
     """One method and one target over images."""
 
     method: Any
@@ -147,19 +147,19 @@ def plan_jobs(
     targets: Sequence[str | None],
     query: dict[str, Any],
     images: Sequence[Path],
-) -> list[Job]:
+) -> list[ExplainJob]:
     """Return every method with every target, each question once."""
     import vitreous as vt
 
-    jobs: list[Job] = []
+    jobs: list[ExplainJob] = []
     for method, target in product(methods, targets):
         identity = vt.Archive.identity(model, method, target, **query)
         if all(identity != job.identity for job in jobs):
-            jobs.append(Job(method, target, identity, list(images)))
+            jobs.append(ExplainJob(method, target, identity, list(images)))
     return jobs
 
 
-def _leave_out_answered(jobs: Sequence[Job], archive: Archive | None, overwrite: bool, resume: bool) -> int:
+def _leave_out_answered(jobs: Sequence[ExplainJob], archive: Archive | None, overwrite: bool, resume: bool) -> int:
     """Leave out images of which the same was asked before; return how many there are."""
     if archive is None:
         return 0

@@ -21,7 +21,7 @@ from vitreous.models.shared_copy import copy_structure, recall, remember, verify
 from vitreous.models.structure import Weights, Windows, count_operations
 
 if TYPE_CHECKING:
-    from vitreous.models.checkpoints import Recipe
+    from vitreous.models.checkpoints import LoadRecipe
     from vitreous.models.submodels import LogitLens, PermutedHeadModel, SubModel
 
 V = TypeVar("V", bound="VisionModel")
@@ -96,7 +96,7 @@ class VisionModel(ABC):
     """Whether the MLP of a block weighs one branch by an activation of another."""
     builder_digest: str = ""
     """A digest of the code that built the model, where that is not of Vitreous."""
-    load_recipe: Recipe | None = None
+    load_recipe: LoadRecipe | None = None
     """How it was loaded; ``None`` for a model that was in hand."""
     source_model: VisionModel | None = None
     """The user's model, where this is a shared copy of it."""

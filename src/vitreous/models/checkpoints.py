@@ -315,7 +315,7 @@ _MOST_NAMES = 20
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LoadRecipe:
     """The arguments of ``load``, and the state of the model right after it, so that the call can be written down."""
 
     name: str
@@ -323,7 +323,7 @@ class Recipe:
     weights: Any
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, Any], module: nn.Module) -> Recipe:
+    def of(cls, name: str, options: Mapping[str, Any], module: nn.Module) -> LoadRecipe:
         """Remember a call; arguments that say nothing are left out."""
         return cls(name, {key: value for key, value in options.items() if value is not None}, state(module))
 

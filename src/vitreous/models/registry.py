@@ -31,7 +31,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from vitreous.code_digest import code_digest, is_external
 from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning, nearest
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import Recipe
+from vitreous.models.checkpoints import LoadRecipe
 from vitreous.models.class_names import read_labels
 from vitreous.models.preprocess import as_preprocess
 
@@ -297,7 +297,7 @@ def load(
     module = adapter.load(own_name, **options).to(device=device, dtype=dtype)
     model = wrap(module, layer=layer, name=name, class_names=class_names, preprocess=preprocess)
     model.builder_digest = code_digest(adapter) if is_external(adapter) else ""
-    model.load_recipe = Recipe.of(name, recipe_options, model.module)
+    model.load_recipe = LoadRecipe.of(name, recipe_options, model.module)
     return model
 
 

@@ -4,7 +4,7 @@ from vitreous.results.comparison import Comparison, to_html
 from vitreous.results.diagnostics import Agreement, CheckResult, Diagnosis, Finding, MetaEvaluation
 from vitreous.results.explanation import ClassProbability, Explanation, ExplanationRequest, Origin
 from vitreous.results.funnybirds import FunnyBirdsResult
-from vitreous.results.storage import Archive, Identity
+from vitreous.results.storage import Archive, ResultIdentity
 from vitreous.results.table import ScoreTable
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "ExplanationRequest",
     "Finding",
     "FunnyBirdsResult",
-    "Identity",
+    "ResultIdentity",
     "MetaEvaluation",
     "Origin",
     "ScoreTable",

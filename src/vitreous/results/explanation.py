@@ -30,7 +30,7 @@ from vitreous.models import Box, Snapshot, VisionModel
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import display_name
 from vitreous.results.diagnostics import CheckResult
-from vitreous.results.storage import MAX_BYTES, Identity, read_extras, read_map
+from vitreous.results.storage import MAX_BYTES, ResultIdentity, read_extras, read_map
 
 __all__ = ["PERCENTILE", "ClassProbability", "Explanation", "ExplanationRequest", "Origin"]
 
@@ -117,7 +117,7 @@ class Explanation:
         The photograph, where it has no path.
     created : str
         When it was made, in ISO 8601.
-    key : Identity or dict of str, optional
+    key : ResultIdentity or dict of str, optional
         What ``identity`` is made of, or is; ``None`` for a function.
     image_digest : str, default ""
         The digest of the image.
@@ -148,7 +148,7 @@ class Explanation:
     source: str | None = None
     original_image: Image.Image | None = field(default=None, repr=False)
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    key: Identity | Mapping[str, str] | None = field(default=None, repr=False)
+    key: ResultIdentity | Mapping[str, str] | None = field(default=None, repr=False)
     image_digest: str = field(default="", repr=False)
     check_result: CheckResult | None = field(default=None, repr=False)
     origin: Origin | None = field(default=None, repr=False)
@@ -211,7 +211,7 @@ class Explanation:
 
         The weights are read when this is first looked at.
         """
-        return self.key.to_json(self.image_digest, self.target) if isinstance(self.key, Identity) else self.key
+        return self.key.to_json(self.image_digest, self.target) if isinstance(self.key, ResultIdentity) else self.key
 
     @property
     def _method(self) -> Method | None:

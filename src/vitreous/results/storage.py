@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Archive",
-    "Identity",
+    "ResultIdentity",
     "MAX_BYTES",
     "ResultBase",
     "aligned",
@@ -200,7 +200,7 @@ def _json_text(data: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ResultIdentity:
     """Everything that can change a number of an explanation but its image: two that differ are two results.
 
     The weights are read when a digest is first needed. ``target`` is ``None`` for the predicted class.
@@ -228,7 +228,7 @@ class Identity:
         grid: str | None = None,
         seed: int = 0,
         snapshot: Snapshot | None = None,
-    ) -> Identity:
+    ) -> ResultIdentity:
         """Return what explaining one image of a target means; ``snapshot`` is what the model was when that was done."""
         compare = () if target.compare_classes is None else target.compare_classes[image].tolist()
         return cls(
@@ -356,7 +356,7 @@ class Archive:
         class_subset: Sequence[int | str] | None = None,
         grid: str | None = None,
         seed: int = 0,
-    ) -> Identity:
+    ) -> ResultIdentity:
         """Return what tells the explanation that ``explain`` with these arguments would make from all others.
 
         Parameters
@@ -368,16 +368,16 @@ class Archive:
         spec = Target.of(vision_model, 1, target, contrast, output, class_subset)
         if spec.function is not None:
             raise TargetError("a callable target has no identity; ask for a class")
-        return Identity.of(vision_model, resolve_method(method, effort, vision_model), spec, grid=grid, seed=seed)
+        return ResultIdentity.of(vision_model, resolve_method(method, effort, vision_model), spec, grid=grid, seed=seed)
 
-    def find(self, path: str | Path, identity: Identity) -> Path | None:
+    def find(self, path: str | Path, identity: ResultIdentity) -> Path | None:
         """Return the folder of this explanation of an image file; ``None`` where it is not there.
 
         Parameters
         ----------
         path : str or Path
             The image file.
-        identity : Identity
+        identity : ResultIdentity
             From ``identity``. Identities that were made before the first search read the weights once.
 
         Examples
