@@ -130,7 +130,7 @@ def test_another_class_and_another_method(world: vt.VisionModel) -> None:
 
 
 def test_bad_questions(world: vt.VisionModel) -> None:
-    with pytest.raises(vt.VitreousError, match="one picture, got several"):
+    with pytest.raises(vt.VitreousError, match="one image, got several"):
         vt.why(world, [scene(), scene(36)])
     with pytest.raises(vt.VitreousError, match="this tensor holds what no picture of 8 bits can"):
         vt.why(world, torch.randn(3, *world.preprocess.size, generator=torch.Generator().manual_seed(0)))
@@ -203,7 +203,7 @@ def test_pages_of_explain_and_compare(tmp_path: Path, monkeypatch: pytest.Monkey
         assert "page.html is there already" in str(refused.exception)
         assert not Path(again[3]).exists()
     folder = run(app, ["compare", ".", "-m", "world", "--out", "x.png"])
-    assert "compare takes one picture" in str(folder.exception)
+    assert "compare takes one image" in str(folder.exception)
 
 
 def test_a_convolutional_network_is_told_the_same_way() -> None:

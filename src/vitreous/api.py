@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,21 @@ from torch import nn
 from vitreous.datasets import LoadedImage, OnError, batched, count_images, is_single_image, load_images
 from vitreous.errors import ImageError, VitreousError
 from vitreous.evaluation.plan import warn_ignored
-from vitreous.methods import Attribution, Method, compute_attributions, resolve_method, to_grid
+from vitreous.methods import Attribution, Method, compute_attributions, get_method, resolve_method, to_grid
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import check_at_least, check_memory, defaults
 from vitreous.registry.spec import split_specs
 from vitreous.results import ClassProbability, Comparison, Explanation, ExplanationRequest, Origin, ResultIdentity
-from vitreous.tracing import Context, Target, Targets, TargetSpec
+from vitreous.tracing import Context, Target, Targets, TargetSpec, plain_target
 from vitreous.tracing.memory import InnerBatch, budget_bytes
 from vitreous.tracing.targets import ClassSets
 
-__all__ = ["compare", "explain", "explanations_of", "iter_explanations"]
+__all__ = ["FINGERPRINT_DIGITS", "compare", "explain", "explanations_of", "iter_explanations", "python_call"]
 
 _MAX_BATCH = 32
+FINGERPRINT_DIGITS = 12
+"""Of a fingerprint, where people read it."""
 
 
 def explain(
@@ -247,16 +249,10 @@ def compare(
     """
     check_memory(memory_gb)
     vision_model = wrap(model)
-    named: Any = defaults.comparison_methods(vision_model.has_residual_stream) if methods is None else methods
-    chosen: list[Method] = []
-    for one in (named,) if isinstance(named, str | Method) else named:
-        specs = (split_specs(one) or [one]) if isinstance(one, str) else [one]
-        chosen += [resolve_method(spec, None, vision_model) for spec in specs]
-    if methods is None or effort is not None:
-        chosen.append(resolve_method(None, effort, vision_model))
+    chosen = _compared_methods(vision_model, methods, effort)
     images, targets = list(islice(load_images(image, vision_model), 2)), Targets(target).all()
     if len(images) != 1:
-        raise ImageError("compare takes one picture, got several")
+        raise ImageError("compare takes one image, got several")
     if not chosen or not targets:
         raise VitreousError("there is nothing to compare: give at least one method and one target")
     if methods is not None:
@@ -281,6 +277,17 @@ def compare(
     return Comparison(rows)
 
 
+def _compared_methods(model: VisionModel, methods: Any, effort: str | None) -> list[Method]:
+    named = defaults.comparison_methods(model.has_residual_stream) if methods is None else methods
+    chosen: list[Method] = []
+    for one in (named,) if isinstance(named, str | Method) else named:
+        specs = (split_specs(one) or [one]) if isinstance(one, str) else [one]
+        chosen += [resolve_method(spec, None, model) for spec in specs]
+    if methods is None or effort is not None:
+        chosen.append(resolve_method(None, effort, model))
+    return chosen
+
+
 def explanations_of(
     context: Context,
     images: Sequence[LoadedImage],
@@ -295,15 +302,15 @@ def explanations_of(
     probabilities = context.probabilities.cpu()
     best = probabilities.argmax(dim=1).tolist()
     extras = {name: value.cpu() for name, value in attribution.extras.items()}
-    outputs = "callable" if target.function is not None else " and ".join(method.outputs(target.output))
+    outputs = "callable" if target.function else " and ".join(method.outputs(target.output))
 
     def class_at(image: int, index: int) -> ClassProbability:
         return ClassProbability(index, model.label(index), float(probabilities[image, index]))
 
-    explanations = []
+    is_class, explanations = target.function is None, []
     for i, image in enumerate(images):
         identity = ResultIdentity.of(model, method, target, i, grid, context.seed, origin.snapshot)
-        classes = extras["classes"][i].tolist() if "classes" in extras else []
+        compared = extras["classes"][i] if "classes" in extras else torch.empty(0)
         explanations.append(
             Explanation(
                 map=maps[i].clone(),
@@ -326,13 +333,13 @@ def explanations_of(
                 name=image.name,
                 output=outputs,
                 extras={name: value[i].clone() for name, value in extras.items()},
-                class_names=tuple(model.label(index) for index in classes if index >= 0),
+                class_names=tuple(map(model.label, compared[compared >= 0].tolist())),
                 box=image.box,
                 source=None if image.path is None else str(image.path),
                 original_image=image.original,
                 origin=origin,
-                key=identity if target.function is None else None,
-                image_digest=image.digest if target.function is None else "",
+                key=identity if is_class else None,
+                image_digest=image.digest if is_class else "",
             )
         )
     return explanations
@@ -387,3 +394,33 @@ class _Ticker:
 
     def expect(self, inputs: int) -> None:
         self.work += inputs
+
+
+def python_call(function: str, model: VisionModel, e: Explanation, arguments: Mapping[str, Any]) -> str:
+    """Return a call that makes an explanation again; below it what each name stands for that cannot be written out.
+
+    A model is loaded as it was, as long as its weights are those that were loaded; otherwise it is one in hand, known
+    by its fingerprint.
+    """
+    weights = (e.identity or {}).get("weights", "")[:FINGERPRINT_DIGITS]
+    name, notes = "model", [f"model: a {type(model.module).__name__} of your own, fingerprint {weights}"]
+    if model.load_recipe is not None and model.load_recipe.holds(model.module):
+        name, notes = model.load_recipe.code()
+        if model.load_recipe.is_random:
+            notes = [*notes, f"the weights are random: these have the fingerprint {weights}"]
+    words = [name, repr(e.source)]
+    if e.source is None:
+        words[1], notes = "image", [*notes, "image: the image in hand"]
+    for keyword, value in {**arguments, "target": _plain_target(arguments["target"], e)}.items():
+        if isinstance(value, Method) and get_method(value.spec) != value:
+            words.append(f"{keyword}={keyword}")
+            notes.append(f"{keyword}: your own, {value.spec}")
+        elif value is not None and (keyword, value) != ("seed", 0):
+            words.append(f"{keyword}={getattr(value, 'spec', value)!r}")
+    return "\n".join([f"vt.{function}({', '.join(words)})", *(f"# {note}" for note in notes)])
+
+
+def _plain_target(target: Any, e: Explanation) -> int | str | None:
+    """Return a target as it is written; of a list the class that was explained."""
+    plain = plain_target(target)
+    return plain if isinstance(plain, int | str | None) else e.target

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitreous import __version__, viz
 from vitreous import io as disk
-from vitreous.api import explanations_of
+from vitreous.api import FINGERPRINT_DIGITS, explanations_of, python_call
 from vitreous.datasets import LoadedImage, load_images
 from vitreous.errors import VitreousError
 from vitreous.evaluation.checks import run_checks
@@ -29,7 +29,7 @@ from vitreous.models import VisionModel, wrap
 from vitreous.registry import check_memory
 from vitreous.registry.defaults import display_name
 from vitreous.results import CheckResult, Explanation, Finding, Origin
-from vitreous.tracing import Context, Target, TargetSpec, plain_target, probabilities
+from vitreous.tracing import Context, Target, TargetSpec, probabilities
 from vitreous.viz.panels import strength
 
 __all__ = ["BlurredImage", "Why", "assemble", "build", "class_assignment_method", "trust", "why"]
@@ -43,8 +43,6 @@ _A_FIFTH = (0.16, 0.24)
 """Shares of the patches that are called a fifth."""
 _LESS, _MORE = 0.8, 1.25
 """From which ratio on a probability is coloured as lower or higher than before."""
-_DIGITS = 12
-"""Of a fingerprint, on a page."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,7 @@ class BlurredImage:
 
 @dataclass(frozen=True)
 class Why:
-    """Why a model predicts what it predicts for one image; shows itself in a notebook, ``save`` writes the page.
-
-    Made by ``vt.why``.
+    """Why a model predicts what it predicts for one image: made by ``vt.why``; ``save`` writes the page.
 
     Parameters
     ----------
@@ -307,7 +303,7 @@ class Why:
         e = self.explanation
         level = display_name(e.method)
         method = e.method if level == e.method else f"{level} = {e.method}"
-        weights = "" if e.identity is None else f" · weights {e.identity['weights'][:_DIGITS]}"
+        weights = "" if e.identity is None else f" · weights {e.identity['weights'][:FINGERPRINT_DIGITS]}"
         size = f"{e.image.width} x {e.image.height} pixels"
         return f"Vitreous {__version__} · {e.model}{weights} · {method} · seed {e.seed} · {size}"
 
@@ -362,7 +358,7 @@ def why(
     warn_ignored([chosen], target, "logit")
     images = list(islice(load_images(image, vision_model), 2))
     if len(images) != 1:
-        raise VitreousError("why takes one picture, got several")
+        raise VitreousError("why takes one image, got several")
     spec = Target.of(vision_model, 1, target)
     if spec.function is not None:
         raise VitreousError("why asks about a class, not about a function")
@@ -376,7 +372,7 @@ def why(
     explain = partial(_explain, context, replace(images[0], tensor=shown[0]), vision_model, origin)
     if command is None:
         arguments = {"target": target, "effort": effort, "method": method, "seed": seed, "memory_gb": memory_gb}
-        command = _python_call(vision_model, explanation, arguments)
+        command = python_call("why", vision_model, explanation, arguments)
     return build(vision_model, explanation, explain, partial(run_checks, explanation, chosen, context), command)
 
 
@@ -501,30 +497,3 @@ def _assigned(e: Explanation) -> tuple[Image.Image, list[tuple[str, str]]]:
     colours = ["#" + bytes(colour).hex() for colour in viz.class_colours(len(distribution))]
     picture = viz.owner_overlay(e.image, distribution, strength(maps))
     return picture, list(zip(colours, e.class_names, strict=False))
-
-
-def _python_call(model: VisionModel, e: Explanation, arguments: Mapping[str, Any]) -> str:
-    """Return the call of ``why`` in Python; below it what each name stands for that cannot be written out.
-
-    A model is loaded as it was, as long as its weights are those that were loaded; otherwise it is one in hand, known
-    by its fingerprint.
-    """
-    weights = (e.identity or {}).get("weights", "")[:_DIGITS]
-    name, notes = "model", [f"model: a {type(model.module).__name__} of your own, fingerprint {weights}"]
-    if model.load_recipe is not None and model.load_recipe.holds(model.module):
-        name, notes = model.load_recipe.code()
-        if model.load_recipe.is_random:
-            notes = [*notes, f"the weights are random: these have the fingerprint {weights}"]
-    words = [name, "image" if e.source is None else repr(e.source)]
-    notes = [*notes, *(["image: the image in hand"] if e.source is None else [])]
-    for keyword, value in arguments.items():
-        if isinstance(value, Method) and get_method(value.spec) != value:
-            words.append(f"{keyword}={keyword}")
-            notes.append(f"{keyword}: your own, {value.spec}")
-            continue
-        plain = value.spec if isinstance(value, Method) else plain_target(value) if keyword == "target" else value
-        if keyword == "target" and not isinstance(plain, int | str | None):
-            plain = e.target
-        if plain is not None and (keyword, plain) != ("seed", 0):
-            words.append(f"{keyword}={plain!r}")
-    return "\n".join([f"vt.why({', '.join(words)})", *(f"# {note}" for note in notes)])

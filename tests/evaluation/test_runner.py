@@ -131,7 +131,7 @@ def test_the_budget_reaches_engine_and_explainers(
     embed = type(model).embed
     from vitreous.tracing import context as contexts
 
-    run = contexts.run
+    run = contexts.run_for_targets
 
     class Watched(type(model)):
         def embed(self, inputs: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_the_budget_reaches_engine_and_explainers(
 
     mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Watched
-    monkeypatch.setattr(contexts, "run", watched)
+    monkeypatch.setattr(contexts, "run_for_targets", watched)
 
     def largest(budget: float | None) -> tuple[int, int]:
         for size in sizes.values():

@@ -113,13 +113,13 @@ def test_sweep_finds_the_number_that_varies() -> None:
     specs = [f"plus({base}, start={l})" for base in ("ixg", "generic") for l in (10, 0, 4)]
     scores = table([*specs, "smooth(ixg, samples=3)", "random"])
     one, other = sweeps(scores.methods)
-    assert (one.name, one.x, one.across) == ("plus(ixg, start=…)", (0, 4, 10), "start layer")
+    assert (one.name, one.x, one.x_label) == ("plus(ixg, start=…)", (0, 4, 10), "start layer")
     assert other.methods == tuple(f"plus(generic, start={l})" for l in (0, 4, 10))
     curves = lines(scores.plot("sweep").axes[0])
     np.testing.assert_array_equal(curves["plus(ixg, start=…)"].get_xdata(), [0, 4, 10])
     np.testing.assert_array_equal(curves[one.name].get_ydata(), [scores.mean(name, METRIC) for name in one.methods])
     assert set(curves["random"].get_ydata()) == {scores.mean("random", METRIC)}
-    explicit = scores.plot("sweep", methods=specs[:2], x=[3, 7], across="depth", contrast=[]).axes[0]
+    explicit = scores.plot("sweep", methods=specs[:2], x=[3, 7], x_label="depth", contrast=[]).axes[0]
     np.testing.assert_array_equal(lines(explicit)["methods"].get_xdata(), [3, 7])
     with pytest.raises(VitreousError, match="no two methods differ in one number"):
         table().plot("sweep")

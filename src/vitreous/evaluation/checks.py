@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -132,7 +132,18 @@ def run_checks(
         total = _FORWARDS + _ATTRIBUTIONS * method.num_forwards(context.model)
         context = context.with_target(context.requested_target)
         context.on_progress = _Counter(progress, total)
-    tests = list(_Checks(explanation, method, context).tests())
+    checks = _Checks(explanation, method, context)
+    checks.refuse_other_model()
+    if not bool((checks.map != checks.map.flatten()[0]).any()):
+        flat = Finding("faithfulness", "bad", "the map is the same everywhere")
+        return _result([(flat, "it is the same everywhere")])
+    tests = [faithfulness(checks.evidence(), explanation.label)]
+    for name, other in checks.contexts():
+        checks.attributions[name] = compute_attributions(other, [method], check=False)[0], other
+    return _result([*tests, checks.stability(), checks.samples(), checks.runner_up(), checks.head()])
+
+
+def _result(tests: list[tuple[Finding, str]]) -> CheckResult:
     findings = tuple(test for test, _ in tests)
     verdict = max((f.verdict for f in findings if f.verdict != "-"), key=CHECK_VERDICTS.index, default="weak")
     reasons = [reason for test, reason in tests if test.verdict == verdict and reason]
@@ -151,19 +162,23 @@ class _Checks:
     explanation: Explanation
     method: Method
     context: Context
+    attributions: dict[str, tuple[Attribution, Context]] = field(default_factory=dict)
+    """What the method returns when one thing is another, and the contexts it did so in."""
 
-    def tests(self) -> Iterator[tuple[Finding, str]]:
-        e = self.explanation
-        self._refuse_other_model()
-        if not bool((self.map != self.map.flatten()[0]).any()):
-            yield Finding("faithfulness", "bad", "the map is the same everywhere"), "it is the same everywhere"
-            return
-        yield faithfulness(self.evidence(), e.label)
-        first, halves = self.attributed(self.context.with_target(self.context.target, e.seed + 1))
-        yield self.stability(first)
-        yield self.samples([e.extras["halves"]] if "halves" in e.extras else halves)
-        yield self.runner_up()
-        yield self.head()
+    def contexts(self) -> Iterator[tuple[str, Context]]:
+        """Yield contexts in which one thing is another; the second seed only where the first changed the map."""
+        e, context = self.explanation, self.context
+        yield "first", context.with_target(context.target, e.seed + 1)
+        if not _close(self.patches("first"), self.map):
+            yield "second", context.with_target(context.target, e.seed + 2)
+        if self.method.class_specific:
+            if self.other_class is not None:
+                yield "runner-up", context.with_target(_target_of(e, context.model, self.other_class))
+            shuffled, target = context.model.permute_head(e.seed), context.target
+            yield "head", Context(
+                shuffled, context.inputs, target, context.seed,
+                memory_gb=context.memory_gb, on_progress=context.on_progress,
+            )  # fmt: skip
 
     # -- the tests -------------------------------------------------------------------------------------
 
@@ -179,11 +194,10 @@ class _Checks:
             class_subset=subset or None, memory_gb=context.memory_gb, on_progress=context.on_progress,
         )  # fmt: skip
 
-    def stability(self, first: Tensor) -> tuple[Finding, str]:
-        name, second = "stability", None
-        if not _close(first, self.map):
-            second, _ = self.attributed(self.context.with_target(self.context.target, self.explanation.seed + 2))
-        if second is None or _close(first, second):  # the latter where the input had been rounded
+    def stability(self) -> tuple[Finding, str]:
+        name, first = "stability", self.patches("first")
+        second = self.patches("second") if "second" in self.attributions else first
+        if _close(first, second):  # or the input had been rounded
             return Finding(name, "-", "the method draws nothing at random"), ""
         lowest = min(rank_agreement(*pair) for pair in ((self.map, first), (self.map, second), (first, second)))
         verdict = _at_least(lowest, STABLE)
@@ -191,8 +205,13 @@ class _Checks:
         reason = "another seed changes it" if verdict == "weak" else "another seed gives another map"
         return Finding(name, verdict, sentence, {"agreement": lowest}), reason
 
-    def samples(self, halves: Sequence[Tensor]) -> tuple[Finding, str]:
-        name = "samples"
+    def samples(self) -> tuple[Finding, str]:
+        name, extras = "samples", self.explanation.extras
+        components = self.attributions["first"][1].memo.values()
+        halves = [
+            c.extras["halves"][0].cpu() for c in components if isinstance(c, Attribution) and "halves" in c.extras
+        ]
+        halves = [extras["halves"]] if "halves" in extras else halves
         if not halves:
             return Finding(name, "-", "the method averages no samples"), ""
         lowest = min(rank_agreement(half[:1], half[1:]) for half in halves)
@@ -209,17 +228,11 @@ class _Checks:
         if not self.method.class_specific:
             sentence = "the method knows no class: the map would be the same for any"
             return Finding(name, "weak", sentence), f"it would be the same for any class, not for {e.label} alone"
-        excluded, allowed = {e.target, *e.request.contrast}, e.request.class_subset or range(len(self.probabilities))
-        order = self.probabilities.argsort(descending=True).tolist()
-        other = next((index for index in order if index in allowed and index not in excluded), None)
+        other = self.other_class
         if other is None:
             return Finding(name, "-", "there is no other class"), ""
-        found, _ = self.attributed(self.context.with_target(_target_of(e, model, other)))
-        agreed, probability, label = (
-            rank_agreement(self.map, found),
-            float(self.probabilities[other]),
-            model.label(other),
-        )
+        agreed = rank_agreement(self.map, self.patches(name))
+        probability, label = float(self.probabilities[other]), model.label(other)
         numbers = {"agreement": agreed, "class": other, "probability": probability}
         sentence = f"agrees to {agreed:.2f} with the map of {label} ({percent(probability)})"
         sentence += f"; {CLASS_SPECIFIC[0]:.2f} or less is good"
@@ -227,17 +240,10 @@ class _Checks:
         return Finding(name, verdict, sentence, numbers), f"it hardly differs from the map of {label}"
 
     def head(self) -> tuple[Finding, str]:
-        name, context = "head", self.context
+        name = "head"
         if not self.method.class_specific:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
-        shuffled = context.model.permute_head(self.explanation.seed)
-        found, _ = self.attributed(
-            Context(
-                shuffled, context.inputs, context.target, context.seed, memory_gb=context.memory_gb,
-                on_progress=context.on_progress,
-            )
-        )  # fmt: skip
-        agreed = rank_agreement(self.map, found)
+        agreed = rank_agreement(self.map, self.patches(name))
         sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
         sentence += f"; {HEAD_DEPENDENT[0]:.2f} or less is good"
         verdict = _at_most(agreed, HEAD_DEPENDENT)
@@ -259,16 +265,22 @@ class _Checks:
             raise MapError("the map of this explanation is not finite")
         return to_grid(own, "token", self.context.model, self.context.inputs)
 
-    def attributed(self, context: Context) -> tuple[Tensor, list[Tensor]]:
-        """Return the method's map in patches, and the maps ``[2, h, w]`` of halves of samples that it is made of."""
-        (attribution,) = compute_attributions(context, [self.method], check=False)
+    @cached_property
+    def other_class(self) -> int | None:
+        """The most probable class that the map is neither about nor set against."""
+        request, count = self.explanation.request, len(self.probabilities)
+        excluded, allowed = {self.explanation.target, *request.contrast}, request.class_subset or range(count)
+        order = self.probabilities.argsort(descending=True).tolist()
+        return next((index for index in order if index in allowed and index not in excluded), None)
+
+    def patches(self, name: str) -> Tensor:
+        """Return the map of a context, on the grid of the explanation's own and then in patches."""
+        attribution, context = self.attributions[name]
         is_pixels = self.explanation.map.shape == context.inputs.shape[-2:]
         on_own_grid = to_grid(attribution.map, "pixel" if is_pixels else "token", context.model, context.inputs)
-        components = [component for component in context.memo.values() if isinstance(component, Attribution)]
-        halves = [component.extras["halves"][0].cpu() for component in components if "halves" in component.extras]
-        return to_grid(on_own_grid, "token", context.model, context.inputs).cpu(), halves
+        return to_grid(on_own_grid, "token", context.model, context.inputs).cpu()
 
-    def _refuse_other_model(self) -> None:
+    def refuse_other_model(self) -> None:
         name = self.context.model.name
         for index, label, then in (self.explanation.explained, self.explanation.prediction):
             if index is None or index >= len(self.probabilities):

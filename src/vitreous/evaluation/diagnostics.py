@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -316,11 +317,8 @@ def agreement(
         progress=progress,
     )
     maps = [_maps(table.parts[name, table.metrics[0]]) for name in table.methods]
-    pairs = [(i, j) for i in range(len(maps)) for j in range(i, len(maps))]
-    if by == "cka":
-        cells = [_cka_cell(maps[i], maps[j]) for i, j in pairs]
-    else:
-        cells = [(_similarities(by, maps[i], maps[j])[:, None], mean) for i, j in pairs]
+    pairs = list(combinations_with_replacement(range(len(maps)), 2))
+    cells = [_cell(by, maps[i], maps[j]) for i, j in pairs]
     resamples, ones = resampled(cells, n_bootstrap, seed), np.ones((1, len(table.images)))
     ends = [interval(column) for column in resamples.T]
     means = [float(aggregate(parts, ones)[0]) for parts, aggregate in cells]
@@ -388,12 +386,11 @@ def _maps(parts: Array) -> Array:
     return parts[:, 2:].reshape(len(parts), height, width)
 
 
-def _similarities(by: str, one: Array, other: Array) -> Array:
-    """Return the similarity of every pair; NaN where either map was left out."""
-    return np.where(np.isnan(other).all(axis=(1, 2)), np.nan, similarity(by, one, other))
-
-
-def _cka_cell(one: Array, other: Array) -> Cell:
+def _cell(by: str, one: Array, other: Array) -> Cell:
+    """Return the similarity of every pair of maps, NaN where either was left out; for CKA the maps themselves."""
+    if by != "cka":
+        values = np.where(np.isnan(other).all(axis=(1, 2)), np.nan, similarity(by, one, other))
+        return values[:, None], mean
     rows = [maps.reshape(len(maps), -1) for maps in (one, other)]
     return np.concatenate(rows, axis=1), partial(_cka, width=rows[0].shape[1])
 

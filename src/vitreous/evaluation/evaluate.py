@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import chain
@@ -21,7 +21,7 @@ from vitreous.evaluation.runner import ScoredUnit, degenerate_counts, provenance
 from vitreous.metrics import EvaluationConfig, Metric, get_metric
 from vitreous.metrics.base import check_widths
 from vitreous.metrics.bootstrap import SAMPLES
-from vitreous.metrics.ranking import Curve
+from vitreous.metrics.ranking import Array, Curve
 from vitreous.models import VisionModel, wrap
 from vitreous.progress import Progress, track_progress
 from vitreous.registry import defaults
@@ -159,27 +159,32 @@ def _table(
 ) -> ScoreTable:
     images = tuple(name for unit in units for name in unit.names)
     _check_groups(groups, len(images))
-    cells = [(name, label) for name in methods for label in plan.metrics]
-    for cell in cells:
+    for cell in units[0].parts:
         check_widths(cell[1], [unit.parts[cell] for unit in units])
-    flags = {key: np.concatenate([unit.flags[key] for unit in units]) for key in units[0].flags}
     return ScoreTable(
         images=images,
         methods=methods,
         metrics=tuple(plan.metrics),
-        parts={cell: np.concatenate([unit.parts[cell] for unit in units]) for cell in cells},
+        parts=_concatenated([unit.parts for unit in units]),
         definitions=plan.metrics,
-        degenerate={
-            name: degenerate_counts([codes for (method, _), codes in flags.items() if method == name])
-            for name in methods
-        },
-        confidence={name: np.concatenate([unit.confidence[name] for unit in units]) for name in units[0].confidence},
-        curves={cell: _joined([unit.curves[cell] for unit in units]) for cell in cells},
+        degenerate=_degenerate(methods, _concatenated([unit.flags for unit in units])),
+        confidence=_concatenated([unit.confidence for unit in units]),
+        curves={cell: _joined([unit.curves[cell] for unit in units]) for cell in units[0].curves},
         plan=record,
         n_bootstrap=n_bootstrap,
         seed=plan.config.seed,
         groups=None if groups is None else tuple(int(group) for group in groups),
     )
+
+
+def _concatenated(arrays: Sequence[Mapping[Any, Array]]) -> dict[Any, Array]:
+    return {key: np.concatenate([unit[key] for unit in arrays]) for key in arrays[0]}
+
+
+def _degenerate(methods: Sequence[str], flags: Mapping[tuple[str, str], Array]) -> dict[str, dict[str, int]]:
+    return {
+        name: degenerate_counts([codes for (method, _), codes in flags.items() if method == name]) for name in methods
+    }
 
 
 def _joined(curves: Sequence[Any]) -> dict[str, Curve]:

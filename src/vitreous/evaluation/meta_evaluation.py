@@ -104,8 +104,12 @@ def runs_of(metrics: Mapping[str, Metric], image_shape: ImageShape, seeds: int, 
         if chosen:
             yield MetaRun(chosen, (*CORE, *MIXES), 0, is_again)
             yield from (MetaRun(chosen, CORE, seed, is_again) for seed in range(1, seeds))
-    changed = {label: _on_baselines(metric, baselines) for label, metric in metrics.items() if not again[label]}
-    for turn in range(baselines):
+    yield from _baseline_runs({label: metric for label, metric in metrics.items() if not again[label]}, baselines)
+
+
+def _baseline_runs(metrics: Mapping[str, Metric], count: int) -> Iterator[MetaRun]:
+    changed = {label: _on_baselines(metric, count) for label, metric in metrics.items()}
+    for turn in range(count):
         others = {label: variants[turn] for label, variants in changed.items() if turn < len(variants)}
         if others:
             names = {label: name for label, (name, _) in others.items()}
@@ -282,16 +286,17 @@ def _sort_out(
 ) -> tuple[dict[str, Metric], dict[str, MetricAssessment]]:
     """Return the metrics that can be tried, after a rehearsal on one scene, and rows for those that cannot."""
     reasons = {label: refusal(metric, image_shape) for label, metric in metrics.items()}
-    fit = {label: metric for label, metric in metrics.items() if reasons[label] is None}
+    fit = _without(metrics, reasons)
     for run in runs_of(fit, image_shape, 1, 0) if fit else ():
         oracle = {ORACLE: (maps.explainers if run.again else maps.tensors)[ORACLE]}
         if _rehearse(score, run.metrics, oracle) is not None:
-            for label, metric in run.metrics.items():
-                reason = _rehearse(score, {label: metric}, oracle)
-                if reason is not None:
-                    reasons[label] = f"cannot be run here: {reason}"
+            reasons |= {label: _rehearse(score, {label: metric}, oracle) for label, metric in run.metrics.items()}
     refused = {label: not_tried(label, metrics[label], reason) for label, reason in reasons.items() if reason}
-    return {label: metric for label, metric in metrics.items() if label not in refused}, refused
+    return _without(metrics, reasons), refused
+
+
+def _without(metrics: Mapping[str, Metric], reasons: Mapping[str, str | None]) -> dict[str, Metric]:
+    return {label: metric for label, metric in metrics.items() if reasons[label] is None}
 
 
 def _rehearse(score: Any, metrics: Mapping[str, Metric], maps: Mapping[str, Any]) -> str | None:
@@ -300,7 +305,7 @@ def _rehearse(score: Any, metrics: Mapping[str, Metric], maps: Mapping[str, Any]
         score(metrics, maps, slice(1), 0, None)
     except Exception as error:  # whatever is wrong with one metric, the others go on
         kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
-        return one_line(f"{kind}{error}")[:200]
+        return f"cannot be run here: {one_line(f'{kind}{error}')[:200]}"
     return None
 
 

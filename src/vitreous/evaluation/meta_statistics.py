@@ -59,8 +59,9 @@ class Scores:
     def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], n_bootstrap: int, seed: int = 0) -> Scores:
         """Take the parts ``[n, P]`` of every map, once for each seed of the run; seeds are averaged."""
         sign, names = 1.0 if metric.higher_is_better else -1.0, list(parts[0])
-        finite = [np.isfinite(part[name]).all(axis=1) for part in parts for name in names]
-        complete: Array = np.asarray(np.stack(finite).all(axis=0))
+        complete: Array = np.logical_and.reduce(
+            [np.isfinite(part[name]).all(axis=1) for part in parts for name in names]
+        )
         if not complete.any():
             raise VitreousError(f"{metric.spec} has no scene that all maps have a score of")
         per_image, overall, resamples = [], [], []
@@ -70,8 +71,10 @@ class Scores:
             per_image.append([metric.per_image(one) for one in finite_parts])
             overall.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
             resamples.append(resampled(cells, n_bootstrap, seed).T)
-        means = [sign * np.mean(over_seeds, axis=0) for over_seeds in (per_image, overall, resamples)]
-        images, scores, anew = (dict(zip(names, mean, strict=True)) for mean in means)
+        images, scores, anew = (
+            dict(zip(names, sign * np.mean(over_seeds, axis=0), strict=True))
+            for over_seeds in (per_image, overall, resamples)
+        )
         return cls(images, {name: float(value) for name, value in scores.items()}, anew)
 
     @property
@@ -213,13 +216,12 @@ def assess(
     mixed = Scores.of(metric, [{name: seeds[0][name] for name in MIXES}], n_bootstrap)
     single = [Scores.of(metric, [parts], 1) for parts in core]
     others = [Scores.of(metric, [parts], 1) for parts in baselines.values()]
-    required = [_step(scores, better, worse, GROUPS[better], GROUPS[worse], required=True) for better, worse in STEPS]
-    reported = [_step(scores, ORACLE, name, (ORACLE,), (name,)) for name in DEGRADED]
-    reported += [_step(scores, name, CENTRE, (name,), (CENTRE,)) for name in DEGRADED]
+    required = [_step(scores, better, worse, required=True) for better, worse in STEPS]
+    pairs = [*((ORACLE, name) for name in DEGRADED), *((name, CENTRE) for name in DEGRADED)]
+    reported = [_step(scores, better, worse) for better, worse in pairs]
     verdict, why = _verdict(required, reported)
     smallest, share = smallest_difference(mixed, MIXES)
     truth, around, overall = truth_correlation(mixed, MIXES, n_bootstrap)
-    sign = 1 if metric.higher_is_better else -1
     return MetricAssessment(
         metric=label,
         family=metric.info.family,
@@ -228,7 +230,7 @@ def assess(
         images=scores.count,
         higher_is_better=metric.higher_is_better,
         steps=(*required, *reported),
-        scores={name: sign * value for name, value in {**scores.overall, **mixed.overall}.items()},
+        scores=_as_scored(metric, {**scores.overall, **mixed.overall}),
         error_rate=error_rate(scores, PAIRS),
         alpha=krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
         over_seeds=_reliability(single, tuple(f"seed {number}" for number in range(len(single)))),
@@ -242,14 +244,19 @@ def assess(
     )
 
 
+def _as_scored(metric: Metric, values: Mapping[str, float]) -> dict[str, float]:
+    """Return scores the way the metric itself goes."""
+    return {name: value if metric.higher_is_better else -value for name, value in values.items()}
+
+
 def not_tried(label: str, metric: Metric, why: str) -> MetricAssessment:
     """Return the row of a metric that was not tried: marked, not hidden."""
     return MetricAssessment(label, metric.info.family, "not tried", why, higher_is_better=metric.higher_is_better)
 
 
-def _step(
-    scores: Scores, better: str, worse: str, ones: Sequence[str], others: Sequence[str], required: bool = False
-) -> Step:
+def _step(scores: Scores, better: str, worse: str, required: bool = False) -> Step:
+    """Return how two groups of maps compare, or two maps."""
+    ones, others = ((GROUPS[name] if required else (name,)) for name in (better, worse))
     gap, around = scores.difference(ones, others)
     return Step(better, worse, gap, around.low, around.high, required)
 

@@ -86,16 +86,13 @@ def warn_ignored(methods: Sequence[Explainer], target: Any, output: str) -> None
     ``target`` and ``output`` are as the user gave them; what is usual is not warned about.
     """
     own = [method for method in methods if isinstance(method, Method)]
-    if output != "logit":
-        others = {method.spec: method.outputs(output) for method in own if method.outputs(output) != (output,)}
-        if others:
-            text = ", ".join(f"{display_name(spec)} explains {' and '.join(names)}" for spec, names in others.items())
-            _warn(f"output={output!r} is not what is explained: {text}, whatever is asked for")
-    target = plain_target(target)
+    others = [method for method in own if output != "logit" and method.outputs(output) != (output,)]
+    if others:
+        text = ", ".join(f"{display_name(m.spec)} explains {' and '.join(m.outputs(output))}" for m in others)
+        _warn(f"output={output!r} is not what is explained: {text}, whatever is asked for")
     blind = [display_name(method.spec) for method in own if not method.class_specific]
-    if target is not None and target != "pred" and blind:
-        verb = "knows" if len(blind) == 1 else "know"
-        _warn(f"{', '.join(blind)} {verb} no class: the map is the same for any target")
+    if blind and plain_target(target) not in (None, "pred"):
+        _warn(f"{', '.join(blind)} know{'s' * (len(blind) == 1)} no class: the map is the same for any target")
 
 
 def _warn(text: str) -> None:
@@ -206,18 +203,22 @@ def _array(maps: Any) -> ExternalExplainer:
 def _as_maps(name: str, raw: Any, batch: int) -> Tensor:
     """Return raw maps as ``[B, h, w]`` in at least float32, channels summed."""
     try:
-        if isinstance(raw, list | tuple) and not isinstance(raw[0], int | float):
-            tensors = [torch.as_tensor(one).detach() for one in raw]
-            maps = torch.stack([one.sum(dim=0) if one.ndim == 3 else one for one in tensors])
-        else:
-            maps = torch.as_tensor(raw).detach()
-            maps = maps[None] if maps.ndim == 2 and batch == 1 else maps
-            maps = maps.sum(dim=1) if maps.ndim == 4 else maps
+        maps = _stacked_maps(raw, batch)
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise MapError(f"{name} gave no maps: {error}") from None
-    if maps.ndim != 3 or len(maps) != batch or not maps.numel() or maps.is_complex():
+    if maps.shape[:1] != (batch,) or maps.ndim != 3 or not maps.numel() or maps.is_complex():
         raise MapError(f"{name} gave {list(maps.shape)} for {batch} images; a map is [h, w] for each of them")
     return maps if maps.dtype == torch.float64 else maps.float()
+
+
+def _stacked_maps(raw: Any, batch: int) -> Tensor:
+    """Return one tensor of what may be a list of maps, channels summed."""
+    if isinstance(raw, list | tuple) and not isinstance(raw[0], int | float):
+        tensors = [torch.as_tensor(one).detach() for one in raw]
+        return torch.stack([one.sum(dim=0) if one.ndim == 3 else one for one in tensors])
+    maps = torch.as_tensor(raw).detach()
+    maps = maps[None] if maps.ndim == 2 and batch == 1 else maps
+    return maps.sum(dim=1) if maps.ndim == 4 else maps
 
 
 def _attributed(explainer: Any, model: VisionModel, inputs: Tensor, classes: Tensor) -> Any:

@@ -1,10 +1,10 @@
 """Results: what is given back. They print and show themselves, and can be saved and loaded."""
 
-from vitreous.results.comparison import Comparison, to_html
+from vitreous.results.comparison import Archive, Comparison, to_html
 from vitreous.results.diagnostics import Agreement, CheckResult, Diagnosis, Finding, MetaEvaluation
-from vitreous.results.explanation import ClassProbability, Explanation, ExplanationRequest, Origin
+from vitreous.results.explanation import Explanation
 from vitreous.results.funnybirds import FunnyBirdsResult
-from vitreous.results.storage import Archive, ResultIdentity
+from vitreous.results.storage import ClassProbability, ExplanationRequest, Origin, ResultIdentity
 from vitreous.results.table import ScoreTable
 
 __all__ = [

@@ -1,22 +1,30 @@
-"""Several explanations of one image side by side, and explanations as a page."""
+"""Several explanations: of one image side by side, on a page, and in a folder."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
+from torch import nn
 
 from vitreous import io as disk
 from vitreous import viz
-from vitreous.errors import VitreousError, one_line
+from vitreous.datasets.images import file_digest
+from vitreous.errors import ImageError, TargetError, VitreousError, one_line
 from vitreous.html import Section, figure, report
+from vitreous.methods import Method, get_method, resolve_method
+from vitreous.models import VisionModel, wrap
 from vitreous.registry.defaults import display_name
 from vitreous.results.explanation import PERCENTILE, Explanation
+from vitreous.results.storage import ResultIdentity
+from vitreous.tracing import Target, TargetSpec
 
-__all__ = ["Comparison", "to_html"]
+__all__ = ["Archive", "Comparison", "to_html"]
 
 _OUTPUTS = {"prob": "probability", "logprob": "log-probability", "callable": "value of the function"}
 
@@ -194,3 +202,165 @@ def _section(explanations: Sequence[Explanation]) -> Section:
     is_one_class = len({one.label for one in explanations}) == 1
     heading = f"{first.name}: why {first.label}?{probability}" if is_one_class else first.name
     return Section(heading, text, images)
+
+
+# -- explanations in a folder ---------------------------------------------------------------------------
+
+
+class Archive:
+    """Explanations in a folder: ``IMAGE/METHOD/CLASS``, one folder for each result, names that a person can read.
+
+    A result is never known by its name: two images of one stem get folders of their own (``cat``, ``cat-2``), and so do
+    two results whose names are alike (another seed, another model). What is what stands in the manifests.
+
+    Parameters
+    ----------
+    out : str or Path
+        The folder. It is created when the first explanation is saved.
+
+    Examples
+    --------
+    >>> archive = vt.Archive(tmp_path / "explanations")
+    >>> folder = archive.save(vt.explain(model, image, "ixg"))
+    >>> folder.parent.name
+    'ixg'
+    """
+
+    def __init__(self, out: str | Path) -> None:
+        self.out = Path(out)
+
+    def check(self) -> None:
+        """Raise before the work where nothing can be written."""
+        disk.check_folder(self.out / "explanation")
+
+    def unique(self, paths: Sequence[Path]) -> list[Path]:
+        """Return these image files without those that would go to the same place: the same bytes and name."""
+        return list({(path.name, _bytes(path) or str(path)): path for path in reversed(paths)}.values())[::-1]
+
+    @staticmethod
+    def identity(
+        model: VisionModel | nn.Module,
+        method: str | Method | None = None,
+        target: int | str | None = None,
+        *,
+        effort: str | None = None,
+        contrast: TargetSpec = None,
+        output: str = "logit",
+        class_subset: Sequence[int | str] | None = None,
+        grid: str | None = None,
+        seed: int = 0,
+    ) -> ResultIdentity:
+        """Return what tells the explanation that ``explain`` with these arguments would make from all others.
+
+        Parameters
+        ----------
+        model, method, target, effort, contrast, output, class_subset, grid, seed
+            As in ``explain``.
+        """
+        vision_model = wrap(model)
+        spec = Target.of(vision_model, 1, target, contrast, output, class_subset)
+        if spec.function is not None:
+            raise TargetError("a callable target has no identity; ask for a class")
+        return ResultIdentity.of(vision_model, resolve_method(method, effort, vision_model), spec, grid=grid, seed=seed)
+
+    def find(self, path: str | Path, identity: ResultIdentity) -> Path | None:
+        """Return the folder of this explanation of an image file; ``None`` where it is not there.
+
+        Parameters
+        ----------
+        path : str or Path
+            The image file.
+        identity : ResultIdentity
+            From ``identity``. Identities that were made before the first search read the weights once.
+
+        Examples
+        --------
+        >>> archive = vt.Archive(tmp_path / "found")
+        >>> print(archive.find("photo.jpg", archive.identity(model, "ixg")))
+        None
+        """
+        digest, stem = _bytes(Path(path)), self.out / disk.safe_name(Path(path).stem)
+        for image_folder in _numbered(stem):
+            if not os.path.lexists(image_folder):
+                return None
+            for folder in _results(image_folder):
+                manifest = disk.manifest_of(folder)
+                if manifest is not None and identity.matches(manifest, digest):
+                    disk.recover(folder)
+                    disk.recover(stem)
+                    return folder
+        raise AssertionError
+
+    def save(self, explanation: Explanation, *, overwrite: bool = False, original: bool = False) -> Path:
+        """Write an explanation to a folder of its own, and return that; the same result is replaced if allowed."""
+        if explanation.identity is None:
+            raise VitreousError(f"{explanation.name} cannot be filed: a callable target has no name of its own")
+        stem = disk.safe_name(Path(explanation.name).stem)
+        with disk.lock(self.out / stem):  # two writers do not take the same name for two things
+            folder = self._folder(explanation, explanation.identity)
+            return explanation.save_folder(folder, overwrite=overwrite, original=original)
+
+    def _folder(self, explanation: Explanation, identity: Mapping[str, str]) -> Path:
+        """Return the folder of this very result, or the first free one."""
+        contrast = explanation.contrast_classes
+        suffix = f"-not-{'-'.join(map(disk.slug, contrast))}" if contrast else ""
+        image_folder = self._image_folder(explanation.name, identity["image"])
+        base = image_folder / disk.slug(_method_name(explanation)) / disk.safe_name(
+            disk.slug(explanation.label) + suffix
+        )  # fmt: skip
+        for folder in _numbered(base):
+            disk.recover(folder)
+            manifest = disk.manifest_of(folder)
+            is_free = not os.path.lexists(folder) or (folder.is_dir() and not disk.unlisted_files(folder))
+            if manifest is None and is_free:
+                return folder
+            if manifest is not None and _identity_of(manifest).get("request") == identity["request"]:
+                return folder
+        raise AssertionError
+
+    def _image_folder(self, name: str, digest: str) -> Path:
+        """Return the folder of an image: the first one that is its own or nobody's."""
+        for folder in _numbered(self.out / disk.safe_name(Path(name).stem)):
+            if os.path.lexists(folder) and not folder.is_dir():
+                continue  # a file of the user's
+            manifest = next((m for m in map(disk.manifest_of, _results(folder)) if m is not None), None)
+            if manifest is None or (manifest.get("name"), _identity_of(manifest).get("image")) == (name, digest):
+                return folder
+        raise AssertionError
+
+
+def _bytes(path: Path) -> str:
+    """Return the digest of an image file; nothing if it cannot be read, which is an error when it is explained."""
+    try:
+        return file_digest(path)
+    except ImageError:
+        return ""
+
+
+def _numbered(base: Path) -> Iterator[Path]:
+    """Yield ``name``, ``name-2``, ``name-3`` …"""
+    yield base
+    for number in count(2):
+        yield base.with_name(disk.safe_name(f"{base.name}-{number}"))
+
+
+def _results(folder: Path) -> Iterator[Path]:
+    """Yield the folders two levels down, where results are."""
+    for method in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if method.is_dir():
+            yield from (path for path in sorted(method.iterdir()) if path.is_dir())
+
+
+def _method_name(explanation: Explanation) -> str:
+    """Return the effort level or the spec, and the explained output unless it is the usual one or the method's own."""
+    try:
+        usual = " and ".join(get_method(explanation.method).outputs("logit"))
+    except VitreousError:  # a method of the user's own, which no spec gives again
+        usual = "logit"
+    name = display_name(explanation.method)
+    return name if explanation.output == usual else f"{name}-{explanation.output}"
+
+
+def _identity_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    identity = manifest.get("identity")
+    return identity if isinstance(identity, dict) else {}

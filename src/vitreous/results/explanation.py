@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-from weakref import ref
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous import io as disk
@@ -26,61 +23,29 @@ from vitreous.datasets.images import file_digest, open_image
 from vitreous.errors import ImageError, VitreousError, one_line
 from vitreous.html import figure
 from vitreous.methods import Method, get_method
-from vitreous.models import Box, Snapshot, VisionModel
+from vitreous.models import Box
 from vitreous.registry import check_choice
 from vitreous.registry.defaults import display_name
 from vitreous.results.diagnostics import CheckResult
-from vitreous.results.storage import MAX_BYTES, ResultIdentity, read_extras, read_map
+from vitreous.results.storage import (
+    MAX_BYTES,
+    ClassProbability,
+    ExplanationRequest,
+    Origin,
+    ResultIdentity,
+    read_extras,
+    read_map,
+    refuse_constant,
+    versions,
+)
 
-__all__ = ["PERCENTILE", "ClassProbability", "Explanation", "ExplanationRequest", "Origin"]
+__all__ = ["PERCENTILE", "Explanation"]
 
 SCHEMA = "vitreous.explanation/1"
 PERCENTILE = 99.0
 _MAX_SIDE = 2048  # pixels of a saved overlay; a map is much coarser
 _FILES = ("manifest.json", "map.npy", "image.png", "extras.npz")
 Size = int | tuple[int, int] | Literal["photo"]
-
-
-class ClassProbability(NamedTuple):
-    """A class by index and name, and how probable the model finds it.
-
-    ``target`` and ``probability`` are ``None`` where a function of the output is explained, and ``label`` is its name.
-    """
-
-    target: int | None
-    label: str
-    probability: float | None
-
-    def __str__(self) -> str:
-        return self.label if self.probability is None else f"{self.label} ({self.probability:.3f})"
-
-
-@dataclass(frozen=True)
-class ExplanationRequest:
-    """What was asked of a model about an image, beside the class.
-
-    ``method`` is the shortest spec and ``settings`` have every parameter of it. The softmax was restricted to
-    ``class_subset``; ``compare_classes`` were to be compared. ``requested_output`` is what was asked for: a method may
-    explain another output of its own.
-    """
-
-    model: str
-    method: str
-    settings: Mapping[str, Any]
-    seed: int = 0
-    requested_output: str = "logit"
-    contrast: tuple[int, ...] = ()
-    contrast_classes: tuple[str, ...] = ()
-    class_subset: tuple[int, ...] = ()
-    compare_classes: tuple[int, ...] = ()
-
-
-class Origin(NamedTuple):
-    """What made an explanation in this process; the model is not kept alive for it, ``snapshot`` is what it was."""
-
-    model: ref[VisionModel | nn.Module]
-    method: Method
-    snapshot: Snapshot
 
 
 @dataclass(frozen=True, eq=False)
@@ -440,7 +405,7 @@ class Explanation:
             "identity": self.identity,
             "check": None if self.check_result is None else self.check_result.to_json(),
             "picture": self.scale.caption(),
-            "versions": _versions(),
+            "versions": versions(),
         }
 
     @classmethod
@@ -448,15 +413,13 @@ class Explanation:
         """Read an explanation that ``save`` wrote into a folder."""
         try:
             files = disk.read_folder(folder, _FILES, MAX_BYTES)
-            manifest = json.loads(files["manifest.json"].decode(), parse_constant=_refuse_constant)
+            manifest = json.loads(files["manifest.json"].decode(), parse_constant=refuse_constant)
             if manifest["schema"] != SCHEMA:
                 raise VitreousError(f"the explanation has the schema {manifest['schema']!r}, not {SCHEMA!r}")
             extras = read_extras(files["extras.npz"]) if manifest["extras"] else {}
-            values = ((name, manifest[name]) for name in ExplanationRequest.__dataclass_fields__)
-            request: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values}
             return cls(
                 map=torch.from_numpy(read_map(files["map.npy"])),
-                request=ExplanationRequest(**request),
+                request=ExplanationRequest.from_manifest(manifest),
                 explained=ClassProbability(*(manifest[name] for name in ClassProbability._fields)),
                 prediction=ClassProbability(**manifest["prediction"]),
                 image=open_image(io.BytesIO(files["image.png"])),
@@ -468,7 +431,7 @@ class Explanation:
                 source=manifest["source"],
                 created=manifest["created"],
                 key=manifest["identity"],
-                image_digest=(manifest["identity"] or {}).get("image", ""),
+                image_digest=manifest["identity"]["image"] if manifest["identity"] else "",
                 check_result=None if manifest["check"] is None else CheckResult.from_json(manifest["check"]),
             )
         except VitreousError:
@@ -532,20 +495,3 @@ class Explanation:
         if self.source is None:
             raise ImageError("the original photograph was not kept")
         return open_image(self.source), self.box
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of what an explanation is made with."""
-    versions = {"python": platform.python_version()}
-    for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            from vitreous import __version__
-
-            versions[package] = __version__ if package == "vitreous" else "unknown"
-    return versions

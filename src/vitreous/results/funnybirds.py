@@ -15,7 +15,7 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, p_value, resamples
 from vitreous.metrics.ranking import Array
 from vitreous.registry import check_choice
-from vitreous.results.storage import ResultBase, aligned, comma_separated, html_table, markdown, plain
+from vitreous.results.storage import ResultBase, add_degenerate, aligned, comma_separated, html_table, markdown, plain
 from vitreous.viz import plots
 
 __all__ = ["COLUMNS", "THRESHOLD_RULES", "FunnyBirdsChecks", "FunnyBirdsResult"]
@@ -324,10 +324,7 @@ class FunnyBirdsResult(ResultBase):
         """Return the table as printed; ``at`` is the threshold."""
         rows = [["method", *COLUMNS.values()]]
         rows += [[method, *(self._text(method, column, at) for column in COLUMNS)] for method in self.methods]
-        if any(sum(counts.values()) for counts in self.degenerate.values()):
-            rows[0].append("maps")
-            for row in rows[1:]:
-                row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[row[0]].items() if n))
+        add_degenerate(rows, "maps", self.degenerate)
         return rows
 
     def _threshold_rows(self) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Results as text and files: what all of them share, what tells one from all others, and the folder that files them."""
+"""Results as text and files: what all of them share, what an explanation holds, and what tells one from all others."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import hashlib
 import io
 import json
 import math
-import os
+import platform
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import ref
 
 import numpy as np
 
 from vitreous import io as disk
-from vitreous.datasets.images import file_digest
-from vitreous.errors import ImageError, TargetError, VitreousError
+from vitreous.errors import VitreousError
 from vitreous.html import render
-from vitreous.methods import Method, get_method, resolve_method
-from vitreous.models import Snapshot, VisionModel, wrap
-from vitreous.registry.defaults import display_name
-from vitreous.tracing import Target, TargetSpec
+from vitreous.methods import Method
+from vitreous.models import Snapshot, VisionModel
+from vitreous.tracing import Target
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
-    from vitreous.results.explanation import Explanation
-
 __all__ = [
-    "Archive",
+    "ClassProbability",
+    "ExplanationRequest",
     "ResultIdentity",
     "MAX_BYTES",
+    "Origin",
     "ResultBase",
+    "add_degenerate",
     "aligned",
     "comma_separated",
     "html_table",
@@ -48,6 +48,8 @@ __all__ = [
     "plain",
     "read_extras",
     "read_map",
+    "refuse_constant",
+    "versions",
 ]
 
 Rows = Sequence[Sequence[str]]
@@ -93,6 +95,14 @@ def latex(rows: Rows) -> str:
     columns = "l" + "r" * (len(rows[0]) - 1)
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
+
+
+def add_degenerate(rows: list[list[str]], head: str, counts: Mapping[str, Mapping[str, int]]) -> None:
+    """Add a column that says how many maps of each method are strange, where any is; the first row is the head."""
+    if any(sum(by_kind.values()) for by_kind in counts.values()):
+        rows[0].append(head)
+        for row in rows[1:]:
+            row.append(", ".join(f"{n} {kind}" for kind, n in counts[row[0]].items() if n))
 
 
 def html_table(rows: Rows, caption: str = "") -> str:
@@ -281,6 +291,59 @@ class ResultIdentity:
         return bool(target == wanted and digest == self.digest(image, target))
 
 
+# -- what an explanation holds --------------------------------------------------------------------------
+
+
+class ClassProbability(NamedTuple):
+    """A class by index and name, and how probable the model finds it.
+
+    ``target`` and ``probability`` are ``None`` where a function of the output is explained, and ``label`` is its name.
+    """
+
+    target: int | None
+    label: str
+    probability: float | None
+
+    def __str__(self) -> str:
+        return self.label if self.probability is None else f"{self.label} ({self.probability:.3f})"
+
+
+@dataclass(frozen=True)
+class ExplanationRequest:
+    """What was asked of a model about an image, beside the class.
+
+    ``method`` is the shortest spec and ``settings`` have every parameter of it. The softmax was restricted to
+    ``class_subset``; ``compare_classes`` were to be compared. ``requested_output`` is what was asked for: a method may
+    explain another output of its own.
+    """
+
+    model: str
+    method: str
+    settings: Mapping[str, Any]
+    seed: int = 0
+    requested_output: str = "logit"
+    contrast: tuple[int, ...] = ()
+    contrast_classes: tuple[str, ...] = ()
+    class_subset: tuple[int, ...] = ()
+    compare_classes: tuple[int, ...] = ()
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> ExplanationRequest:
+        """Return the request that a manifest records."""
+        values: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            values[name] = tuple(manifest[name]) if isinstance(manifest[name], list) else manifest[name]
+        return cls(**values)
+
+
+class Origin(NamedTuple):
+    """What made an explanation in this process; the model is not kept alive for it, ``snapshot`` is what it was."""
+
+    model: ref[VisionModel | nn.Module]
+    method: Method
+    snapshot: Snapshot
+
+
 # -- files of an explanation ---------------------------------------------------------------------------
 
 
@@ -314,160 +377,19 @@ def read_extras(data: bytes) -> dict[str, Any]:
     return extras
 
 
-class Archive:
-    """Explanations in a folder: ``IMAGE/METHOD/CLASS``, one folder for each result, names that a person can read.
-
-    A result is never known by its name: two images of one stem get folders of their own (``cat``, ``cat-2``), and so do
-    two results whose names are alike (another seed, another model). What is what stands in the manifests.
-
-    Parameters
-    ----------
-    out : str or Path
-        The folder. It is created when the first explanation is saved.
-
-    Examples
-    --------
-    >>> archive = vt.Archive(tmp_path / "explanations")
-    >>> folder = archive.save(vt.explain(model, image, "ixg"))
-    >>> folder.parent.name
-    'ixg'
-    """
-
-    def __init__(self, out: str | Path) -> None:
-        self.out = Path(out)
-
-    def check(self) -> None:
-        """Raise before the work where nothing can be written."""
-        disk.check_folder(self.out / "explanation")
-
-    def unique(self, paths: Sequence[Path]) -> list[Path]:
-        """Return these image files without those that would go to the same place: the same bytes and name."""
-        return list({(path.name, _bytes(path) or str(path)): path for path in reversed(paths)}.values())[::-1]
-
-    @staticmethod
-    def identity(
-        model: VisionModel | nn.Module,
-        method: str | Method | None = None,
-        target: int | str | None = None,
-        *,
-        effort: str | None = None,
-        contrast: TargetSpec = None,
-        output: str = "logit",
-        class_subset: Sequence[int | str] | None = None,
-        grid: str | None = None,
-        seed: int = 0,
-    ) -> ResultIdentity:
-        """Return what tells the explanation that ``explain`` with these arguments would make from all others.
-
-        Parameters
-        ----------
-        model, method, target, effort, contrast, output, class_subset, grid, seed
-            As in ``explain``.
-        """
-        vision_model = wrap(model)
-        spec = Target.of(vision_model, 1, target, contrast, output, class_subset)
-        if spec.function is not None:
-            raise TargetError("a callable target has no identity; ask for a class")
-        return ResultIdentity.of(vision_model, resolve_method(method, effort, vision_model), spec, grid=grid, seed=seed)
-
-    def find(self, path: str | Path, identity: ResultIdentity) -> Path | None:
-        """Return the folder of this explanation of an image file; ``None`` where it is not there.
-
-        Parameters
-        ----------
-        path : str or Path
-            The image file.
-        identity : ResultIdentity
-            From ``identity``. Identities that were made before the first search read the weights once.
-
-        Examples
-        --------
-        >>> archive = vt.Archive(tmp_path / "found")
-        >>> print(archive.find("photo.jpg", archive.identity(model, "ixg")))
-        None
-        """
-        digest, stem = _bytes(Path(path)), self.out / disk.safe_name(Path(path).stem)
-        for image_folder in _numbered(stem):
-            if not os.path.lexists(image_folder):
-                return None
-            for folder in _results(image_folder):
-                manifest = disk.manifest_of(folder)
-                if manifest is not None and identity.matches(manifest, digest):
-                    disk.recover(folder)
-                    disk.recover(stem)
-                    return folder
-        raise AssertionError
-
-    def save(self, explanation: Explanation, *, overwrite: bool = False, original: bool = False) -> Path:
-        """Write an explanation to a folder of its own, and return that; the same result is replaced if allowed."""
-        if explanation.identity is None:
-            raise VitreousError(f"{explanation.name} cannot be filed: a callable target has no name of its own")
-        stem = disk.safe_name(Path(explanation.name).stem)
-        with disk.lock(self.out / stem):  # two writers do not take the same name for two things
-            folder = self._folder(explanation, explanation.identity)
-            return explanation.save_folder(folder, overwrite=overwrite, original=original)
-
-    def _folder(self, explanation: Explanation, identity: Mapping[str, str]) -> Path:
-        """Return the folder of this very result, or the first free one."""
-        contrast = explanation.contrast_classes
-        suffix = f"-not-{'-'.join(map(disk.slug, contrast))}" if contrast else ""
-        image_folder = self._image_folder(explanation.name, identity["image"])
-        base = image_folder / disk.slug(_method_name(explanation)) / disk.safe_name(
-            disk.slug(explanation.label) + suffix
-        )  # fmt: skip
-        for folder in _numbered(base):
-            disk.recover(folder)
-            manifest = disk.manifest_of(folder)
-            is_free = not os.path.lexists(folder) or (folder.is_dir() and not disk.unlisted_files(folder))
-            if manifest is None and is_free:
-                return folder
-            if manifest is not None and _identity_of(manifest).get("request") == identity["request"]:
-                return folder
-        raise AssertionError
-
-    def _image_folder(self, name: str, digest: str) -> Path:
-        """Return the folder of an image: the first one that is its own or nobody's."""
-        for folder in _numbered(self.out / disk.safe_name(Path(name).stem)):
-            if os.path.lexists(folder) and not folder.is_dir():
-                continue  # a file of the user's
-            manifest = next((m for m in map(disk.manifest_of, _results(folder)) if m is not None), None)
-            if manifest is None or (manifest.get("name"), _identity_of(manifest).get("image")) == (name, digest):
-                return folder
-        raise AssertionError
+def refuse_constant(text: str) -> float:
+    """Refuse a constant of JSON that is no number."""
+    raise ValueError(f"{text} is no number")
 
 
-def _bytes(path: Path) -> str:
-    """Return the digest of an image file; nothing if it cannot be read, which is an error when it is explained."""
-    try:
-        return file_digest(path)
-    except ImageError:
-        return ""
+def versions() -> dict[str, str]:
+    """Return the versions of what an explanation is made with."""
+    found = {"python": platform.python_version()}
+    for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            from vitreous import __version__
 
-
-def _numbered(base: Path) -> Iterator[Path]:
-    """Yield ``name``, ``name-2``, ``name-3`` …"""
-    yield base
-    for number in count(2):
-        yield base.with_name(disk.safe_name(f"{base.name}-{number}"))
-
-
-def _results(folder: Path) -> Iterator[Path]:
-    """Yield the folders two levels down, where results are."""
-    for method in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if method.is_dir():
-            yield from (path for path in sorted(method.iterdir()) if path.is_dir())
-
-
-def _method_name(explanation: Explanation) -> str:
-    """Return the effort level or the spec, and the explained output unless it is the usual one or the method's own."""
-    try:
-        usual = " and ".join(get_method(explanation.method).outputs("logit"))
-    except VitreousError:  # a method of the user's own, which no spec gives again
-        usual = "logit"
-    name = display_name(explanation.method)
-    return name if explanation.output == usual else f"{name}-{explanation.output}"
-
-
-def _identity_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    identity = manifest.get("identity")
-    return identity if isinstance(identity, dict) else {}
+            found[package] = __version__ if package == "vitreous" else "unknown"
+    return found

@@ -29,7 +29,7 @@ from vitreous.metrics.bootstrap import (
 from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.verdicts import Verdict, verdict
 from vitreous.results import table_plots
-from vitreous.results.storage import ResultBase, comma_separated, latex, markdown, plain
+from vitreous.results.storage import ResultBase, add_degenerate, comma_separated, latex, markdown, plain
 
 __all__ = ["ScoreRecord", "ScoreTable"]
 
@@ -312,6 +312,7 @@ class ScoreTable(ResultBase):
     def from_json(cls, data: Mapping[str, Any]) -> ScoreTable:
         """Return the table whose ``to_json`` this is; its metrics must be registered here."""
         names = [row["name"] for row in data["metrics"]]
+        resampling = data["resampling"]
         cells = {(row["name"], name): cell for row in data["methods"] for name, cell in row["scores"].items()}
         return cls(
             images=tuple(data["images"]),
@@ -320,15 +321,12 @@ class ScoreTable(ResultBase):
             parts={key: as_parts(_array(cell.get("parts", cell["per_image"]))) for key, cell in cells.items()},
             definitions={name: get_metric(data["plan"]["metrics"][name]["spec"]) for name in names},
             degenerate={row["name"]: row["degenerate"] for row in data["methods"]},
-            confidence={name: _array(values) for name, values in data["confidence"].items()},
-            curves={
-                key: {name: Curve(_array(c["x"]), _array(c["y"])) for name, c in cell.get("curves", {}).items()}
-                for key, cell in cells.items()
-            },
+            confidence=dict(zip(data["confidence"], map(_array, data["confidence"].values()), strict=True)),
+            curves={key: _curves(cell.get("curves", {})) for key, cell in cells.items()},
             plan=data["plan"],
-            n_bootstrap=data["resampling"]["n_bootstrap"],
-            seed=data["resampling"]["seed"],
-            groups=tuple(data["resampling"].get("groups") or ()) or None,
+            n_bootstrap=resampling["n_bootstrap"],
+            seed=resampling["seed"],
+            groups=resampling["groups"] and tuple(resampling["groups"]),
             seed_sd={key: float(_array(cell["seed_sd"])) for key, cell in cells.items() if "seed_sd" in cell},
         )
 
@@ -405,22 +403,17 @@ class ScoreTable(ResultBase):
 
     def rows(self) -> list[list[str]]:
         """Return the table as printed: means with their intervals, and what meta-evaluation says of the metrics."""
-        arrows = {metric: "↑" if up else "↓" for metric, up in self.higher_is_better.items()}
-        more = ["between seeds"] if self.seed_sd else []
-        head = ["method", *(name for metric in self.metrics for name in (f"{metric} {arrows[metric]}", *more))]
-        rows = [
-            [method, *(text for metric in self.metrics for text in self._texts(method, metric))]
-            for method in self.methods
-        ]
-        if any(sum(counts.values()) for counts in self.degenerate.values()):
-            head.append("degenerate maps")
-            for row in rows:
-                row.append(", ".join(f"{n} {name}" for name, n in self.degenerate[row[0]].items() if n))
+        head = ["method"]
+        for metric, up in self.higher_is_better.items():
+            head += [f"{metric} {'↑' if up else '↓'}", *(["between seeds"] if self.seed_sd else [])]
+        rows = [head, *([method, *self._texts(method)] for method in self.methods)]
+        add_degenerate(rows, "degenerate maps", self.degenerate)
         verdicts = [found.verdict if found else "" for found in self.meta_verdicts.values()]
         if any(verdicts):
-            cells = ["meta-evaluation", *(cell for word in verdicts for cell in (word, *[""] * len(more)))]
-            rows.append(cells + [""] * (len(head) - len(cells)))
-        return [head, *rows]
+            last = ["meta-evaluation", *[""] * (len(head) - 1)]
+            last[1 : len(verdicts) * (2 if self.seed_sd else 1) + 1 : 2 if self.seed_sd else 1] = verdicts
+            rows.append(last)
+        return rows
 
     def _text_rows(self, per_image: bool) -> list[list[str]]:
         return [list(map(_digits, row)) for row in self._lines(True)] if per_image else self.rows()
@@ -441,13 +434,15 @@ class ScoreTable(ResultBase):
             rows.append([*cell, self.mean(*cell), *self.interval(*cell), int((~np.isnan(values)).sum()), *deviation])
         return rows
 
-    def _texts(self, method: str, metric: str) -> list[str]:
-        """Return a cell as printed, and the deviation between seeds where there are several."""
-        mean, (low, high) = self.mean(method, metric), self.interval(method, metric)
-        texts = ["-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]"]
-        if self.seed_sd:
-            deviation = self.seed_sd[method, metric]
-            texts.append("-" if math.isnan(deviation) else f"{deviation:.4f}")
+    def _texts(self, method: str) -> list[str]:
+        """Return the cells of a method as printed, and their deviations between seeds where there are several."""
+        texts = []
+        for metric in self.metrics:
+            mean, (low, high) = self.mean(method, metric), self.interval(method, metric)
+            texts.append("-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]")
+            if self.seed_sd:
+                deviation = self.seed_sd[method, metric]
+                texts.append("-" if math.isnan(deviation) else f"{deviation:.4f}")
         return texts
 
 
@@ -456,6 +451,10 @@ def _digits(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else repr(value)
     return str(value)
+
+
+def _curves(data: Mapping[str, Any]) -> dict[str, Curve]:
+    return {name: Curve(_array(curve["x"]), _array(curve["y"])) for name, curve in data.items()}
 
 
 def _array(values: Any) -> Array:

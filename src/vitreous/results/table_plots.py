@@ -59,7 +59,7 @@ class Sweep:
 
 
 def sweeps(methods: Sequence[str]) -> list[Sweep]:
-    """Return the sweeps among some specs: those over the parameter that most of them vary."""
+    """Return the sweeps over the parameter that most of some specs vary."""
     families: dict[tuple[str, str], dict[float, str]] = {}
     for method in methods:
         for match in _NUMBER.finditer(method):
@@ -202,19 +202,22 @@ def _curve_labels(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[
     ]
     if len(removals) != len(names):
         removals = [None] * len(names)
-    labels = {}
-    for name, removal in zip(names, removals, strict=True):
-        by = getattr(definition, "by", "probability")
-        y_label = by if name in _PROBABILITIES and by in ("probability", "accuracy") else name
-        if removal is None or len(removal.spans) < 2:
-            labels[name] = (definition.x_axis, y_label, "")
-            continue
-        units = f"{removal.unit.partition(':')[0]}s"
-        x_label = f"share of {units} {'put back' if removal.keep else 'removed'}"
-        if removal.keep and removal.counts[0] > removal.counts[-1]:
-            x_label = f"share of {units} removed, least relevant first"
-        labels[name] = (x_label, y_label, "higher is better" if removal.keep else "lower is better")
-    return labels
+    by = getattr(definition, "by", "probability")
+    own = by if by in ("probability", "accuracy") else ""
+    return {
+        name: _labels_of(removal, definition.x_axis, own if own and name in _PROBABILITIES else name)
+        for name, removal in zip(names, removals, strict=True)
+    }
+
+
+def _labels_of(removal: RankedRemoval | None, x_axis: str, y_label: str) -> tuple[str, str, str]:
+    if removal is None or len(removal.spans) < 2:
+        return x_axis, y_label, ""
+    units = f"{removal.unit.partition(':')[0]}s"
+    x_label = f"share of {units} {'put back' if removal.keep else 'removed'}"
+    if removal.keep and removal.counts[0] > removal.counts[-1]:
+        x_label = f"share of {units} removed, least relevant first"
+    return x_label, y_label, "higher is better" if removal.keep else "lower is better"
 
 
 def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[plots.Series]:
@@ -280,6 +283,20 @@ def _correlation(one: Array, other: Array) -> float:
     return float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
 
 
+def _radar_metrics(
+    table: ScoreTable, metric: str | None, metrics: Sequence[str] | None, names: Sequence[str] | None
+) -> list[str]:
+    if metric is not None:
+        raise VitreousError("a radar has a metric on each of its axes: give metrics=[…] instead of one")
+    chosen = [_metric_of(table, name) for name in metrics or table.metrics]
+    lower = [name for name in chosen if not table.higher_is_better[name]]
+    if lower:
+        raise VitreousError(f"{lower[0]} is better when lower, and the rim of a radar is the best")
+    if names is not None and len(names) != len(chosen):
+        raise VitreousError(f"{len(names)} names do not fit {len(chosen)} metrics")
+    return chosen
+
+
 def radar(
     table: ScoreTable,
     metric: str | None,
@@ -290,26 +307,19 @@ def radar(
     width: str | float = "column",
 ) -> plots.Figure:
     """Draw means with a metric on each axis; all of them must be better when higher."""
-    if metric is not None:
-        raise VitreousError("a radar has a metric on each of its axes: give metrics=[…] instead of one")
-    chosen = [_metric_of(table, name) for name in (table.metrics if metrics is None else metrics)]
-    for name in chosen:
-        if not table.higher_is_better[name]:
-            raise VitreousError(f"{name} is better when lower, and the rim of a radar is the best")
-    if names is not None and len(names) != len(chosen):
-        raise VitreousError(f"{len(names)} names do not fit {len(chosen)} metrics")
+    chosen = _radar_metrics(table, metric, metrics, names)
+    labels = [display_name(method) for method in methods]
+    means = [[table.mean(method, name) for name in chosen] for method in methods]
+    spans = [[table.interval(method, name) for name in chosen] for method in methods]
     return plots.radar(
-        chosen if names is None else names,
-        {display_name(method): [table.mean(method, name) for name in chosen] for method in methods},
+        names or chosen,
+        dict(zip(labels, means, strict=True)),
         "",
         f"Mean of {_images(table)} from 0 (centre) to 1 (rim): higher is better. Bars are 95 % bootstrap intervals.",
-        intervals={display_name(method): [table.interval(method, name) for name in chosen] for method in methods},
+        intervals=dict(zip(labels, spans, strict=True)),
         styles=_looks(table),
         width=width,
     )
-
-
-# -- pictures -----------------------------------------------------------------------------------------
 
 
 def states_strip(
@@ -337,12 +347,8 @@ def states_strip(
     image = inputs[None] if inputs.ndim == 3 else inputs
     if len(image) != 1 or not maps:
         raise VitreousError(f"a strip shows one image and at least one map, not {len(image)} and {len(maps)}")
-    chosen = list(range(len(request.spans)) if steps is None else steps)
-    for step in chosen:
-        if not 0 <= step < len(request.spans):
-            raise VitreousError(f"step {step} is not one of the {len(request.spans)} states")
     index = int(model.logits(image).argmax()) if target is None else model.class_index(target)
-    shown = RankedRemoval(request.unit, request.baseline, request.keep, tuple(request.spans[step] for step in chosen))
+    shown = RankedRemoval(request.unit, request.baseline, request.keep, _spans_of(request, steps))
     rows, notes = {}, {}
     for name, map in maps.items():
         (states,) = perturbed(
@@ -350,15 +356,21 @@ def states_strip(
             interpolation=interpolation, tie_breaking=tie_breaking, seed=seed,
         )  # fmt: skip
         rows[name] = [model.preprocess.to_image(state) for state in states]
-        probabilities = model.logits(states).double().softmax(dim=1)[:, index]
-        notes[name] = [f"{float(probability):.2f}" for probability in probabilities]
+        probabilities = model.logits(states).double().softmax(dim=1)[:, index].tolist()
+        notes[name] = [format(probability, ".2f") for probability in probabilities]
     size = image.shape[-1] * image.shape[-2]
     columns = [f"{count / size:.0%} {'kept' if request.keep else 'removed'}" for count in shown.counts]
     note = f"Under each picture the probability of {model.label(index)}; pixels in the order of each map."
     return plots.strips(rows, columns, notes, "", note, width=width)
 
 
-# -- details -------------------------------------------------------------------------------------------
+def _spans_of(request: RankedRemoval, steps: Sequence[int] | None) -> tuple[tuple[int, int], ...]:
+    if steps is None:
+        return request.spans
+    for step in steps:
+        if not 0 <= step < len(request.spans):
+            raise VitreousError(f"step {step} is not one of the {len(request.spans)} states")
+    return tuple(request.spans[step] for step in steps)
 
 
 def _metric_of(table: ScoreTable, metric: str | None) -> str:
@@ -412,15 +424,9 @@ def plot(
     options: Mapping[str, Any],
 ) -> plots.Figure:
     """Draw one figure of a table: see ``ScoreTable.plot``."""
-    if kind in ("strips", "cascade"):
-        raise VitreousError(f"a table keeps no pictures: draw {kind} with vitreous.viz.plots.{kind}")
-    if kind is not None and kind not in KINDS:
-        raise VitreousError(f"kind={kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    _check_kind(kind)
     plots.require()
-    if path is not None:
-        if Path(path).suffix.lower() not in plots.FORMATS:
-            raise VitreousError(f"could not write {path}: a figure must end in one of {', '.join(plots.FORMATS)}")
-        disk.check_file(path, overwrite)
+    _check_path(path, overwrite)
     chosen = table.methods if methods is None else (methods,) if isinstance(methods, str) else tuple(methods)
     if not chosen:
         raise VitreousError("there are no methods to draw")
@@ -430,15 +436,32 @@ def plot(
             table[method, metric]
     if kind is None:
         kind = "curves" if any(table.curves.get((method, str(metric))) for method in chosen) else "bars"
-    draw = KINDS[kind]
-    names = list(inspect.signature(draw).parameters)[3:]
-    for option in options:
-        if option not in names:
-            raise VitreousError(f"{kind} has no option {option!r}, but {', '.join(names)}{nearest(option, names)}")
-    figure = draw(table, metric, chosen, **options)
+    _check_options(kind, options)
+    figure = KINDS[kind](table, metric, chosen, **options)
     if path is not None:
         plots.save(figure, path, overwrite=overwrite)
     return figure
+
+
+def _check_kind(kind: str | None) -> None:
+    if kind in ("strips", "cascade"):
+        raise VitreousError(f"a table keeps no pictures: draw {kind} with vitreous.viz.plots.{kind}")
+    if kind is not None and kind not in KINDS:
+        raise VitreousError(f"kind={kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+
+
+def _check_path(path: str | Path | None, overwrite: bool) -> None:
+    if path is not None:
+        if Path(path).suffix.lower() not in plots.FORMATS:
+            raise VitreousError(f"could not write {path}: a figure must end in one of {', '.join(plots.FORMATS)}")
+        disk.check_file(path, overwrite)
+
+
+def _check_options(kind: str, options: Mapping[str, Any]) -> None:
+    names = list(inspect.signature(KINDS[kind]).parameters)[3:]
+    for option in options:
+        if option not in names:
+            raise VitreousError(f"{kind} has no option {option!r}, but {', '.join(names)}{nearest(option, names)}")
 
 
 def save_figures(table: ScoreTable, folder: str | Path, *, overwrite: bool = False) -> list[str]:
