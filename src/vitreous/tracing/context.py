@@ -306,12 +306,8 @@ class ContrastContext(Context):
     """The context of one of several classes."""
 
     def __init__(self, family: ContrastContexts, context: Context, slot: int) -> None:
-        super().__init__(
-            context.model, context.inputs, context.requested_target, context.seed, context.batching, context.memory_gb,
-            context.on_progress, context.grid,
-        )  # fmt: skip
+        vars(self).update(vars(context.with_target(context.requested_target)))
         self._family = family
-        self._origin, self._path = context._origin, context._path
         if slot == 0:
             self._caches = context._caches
 
