@@ -34,9 +34,6 @@ def ranks(values: list[float]) -> list[float]:
     return result
 
 
-# -- sums over start layers --------------------------------------------------------------------------------------------
-
-
 # With more masks than channels TIS draws nothing, so that separate runs see the same samples.
 BASES = [
     "tis(masks=2000, ratio=0.4)",

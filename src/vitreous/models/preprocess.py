@@ -33,6 +33,7 @@ OWN = "own"
 """The mode of a transform whose crop is none of those of a ``Preprocess``."""
 
 _LONGEST = 32768  # pixels of a side
+_NOISE = 4 / 255  # how far a colour may be off: bytes are rounded, and a filter overshoots
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Preprocess:
 
     Examples
     --------
-    >>> how = vt.Preprocess(size=(32, 32), crop=1.0)
-    >>> inputs, seen, box = how.inputs(image)
+    >>> preprocess = vt.Preprocess(size=(32, 32), crop=1.0)
+    >>> inputs, seen, box = preprocess.inputs(image)
     >>> inputs.shape, box
     (torch.Size([3, 32, 32]), (0.0, 0.0, 64.0, 64.0))
     """
@@ -90,8 +91,10 @@ class Preprocess:
         is_size = len(self.size) == 2 and all(map(_is_side, self.size))
         self._require("size", is_size, f"is not a height and a width from 1 to {_LONGEST}")
         self._require("mean", all(map(_is_finite, self.mean)), "holds what is not a finite number")
-        self._require("std", all(map(_is_positive, self.std)), "holds what is not a finite number above 0")
-        self._require("crop", _is_positive(self.crop), "is not a finite number above 0")
+        self._require(
+            "std", all(_is_finite(value, above=0) for value in self.std), "holds what is not a finite number above 0"
+        )
+        self._require("crop", _is_finite(self.crop, above=0), "is not a finite number above 0")
         if len(self.mean) != len(self.std):
             raise ModelError(f"preprocess: {len(self.mean)} values of mean do not go with {len(self.std)} of std")
 
@@ -184,15 +187,14 @@ class Preprocess:
         return round(width * ratio), round(height * ratio)
 
 
-def _floats(values: Any) -> tuple[float, ...]:
-    return tuple(map(float, values))
-
-
 _TIMM: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "input_size": ("size", lambda size: (int(size[-2]), int(size[-1]))), "mean": ("mean", _floats),
-    "std": ("std", _floats), "interpolation": ("interpolation", str), "crop_pct": ("crop", float),
+    "input_size": ("size", lambda size: (int(size[-2]), int(size[-1]))),
+    "mean": ("mean", lambda values: tuple(map(float, values))),
+    "std": ("std", lambda values: tuple(map(float, values))),
+    "interpolation": ("interpolation", str),
+    "crop_pct": ("crop", float),
     "crop_mode": ("mode", str),
-}  # fmt: skip
+}
 """The settings of timm, and how each is read."""
 
 
@@ -200,12 +202,8 @@ def _is_side(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and 1 <= int(value) <= _LONGEST
 
 
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_finite(value) and value > 0
+def _is_finite(value: Any, above: float = -math.inf) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value) and float(value) > above
 
 
 def _margin(length: int, wanted: int) -> int:
@@ -256,7 +254,9 @@ class Transform(Preprocess):
         except VitreousError:
             raise
         except Exception as error:
-            raise ImageError(f"preprocess fails on a picture of {size}: {_reason(error)}") from error
+            raise ImageError(
+                f"preprocess fails on a picture of {size}: {one_line(str(error))[:160] or type(error).__name__}"
+            ) from error
         shape = list(tensor.shape)
         if shape != [3, *self.size]:
             raise ImageError(f"preprocess makes {shape} of a picture of {size}, but {[3, *self.size]} of others")
@@ -278,9 +278,7 @@ class Transform(Preprocess):
         return tuple(steps_of(self.function))
 
     def _colours(self, photo: Image.Image) -> Array:
-        tensor = _call(self.function, photo).double()
-        mean, std = (torch.tensor(values).double().view(-1, 1, 1) for values in (self.mean, self.std))
-        return (tensor * std + mean).numpy()
+        return self.denormalize(_call(self.function, photo).double()).numpy()
 
     def _is_like(self, data: Preprocess) -> bool:
         """Whether data has the size and colours of the function, and says where it crops photographs."""
@@ -329,7 +327,9 @@ def _probe(function: Function) -> dict[str, Any]:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"preprocess fails on a PIL image: {_reason(error)}") from error
+        raise ModelError(
+            f"preprocess fails on a PIL image: {one_line(str(error))[:160] or type(error).__name__}"
+        ) from error
     sizes = sorted({tuple(output.shape) for output in outputs})
     if len(sizes) > 1:
         raise ModelError(f"preprocess makes inputs of several sizes, {sizes}; resize and crop to one")
@@ -347,10 +347,6 @@ def _probe(function: Function) -> dict[str, Any]:
     mean, deviation = (tuple(round(v, 6) + 0.0 for v in values.tolist()) for values in (-low * std, std))
     size = tuple(outputs[0].shape[1:])
     return {"size": size, "mean": mean, "std": deviation, "digest": digest.hexdigest(), "is_random": is_random}
-
-
-def _reason(error: Exception) -> str:
-    return one_line(str(error))[:160] or type(error).__name__
 
 
 @lru_cache(maxsize=8)
@@ -377,9 +373,6 @@ def measure_region(function: Callable[[Image.Image], Array], width: int, height:
         return None
     columns, rows = _fit_line(x / 2 + 0.5, inside, width), _fit_line(y.T / 2 + 0.5, inside.T, height)
     return None if columns is None or rows is None else (columns[0], rows[0], columns[1], rows[1])
-
-
-_NOISE = 4 / 255  # how far a colour may be off: bytes are rounded, and a filter overshoots
 
 
 def _ramps(function: Callable[[Image.Image], Array], width: int, height: int, axis: int) -> tuple[Array, Array]:
