@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from known import read_photos
+from known_answers import read_photos
 from ladder import MODELS, read
 from systems import METRICS
 from torch import Tensor

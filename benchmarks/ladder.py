@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from known import Photos, read_photos, world
+from known_answers import Photos, read_photos, world
 from systems import METRICS
 from torch.nn.functional import adaptive_avg_pool2d
 
 import vitreous as vt
-from vitreous.evaluation.checks import agreement
+from vitreous.evaluation.checks import rank_agreement
 from vitreous.metrics import intervals
 from vitreous.registry.defaults import EFFORT_LEVELS
 
@@ -153,7 +153,7 @@ def agreement_of(model: vt.VisionModel, photos: Photos, one: vt.Method, other: v
         part = photos[start : start + 64]
         asked = {"target": part.predicted.tolist(), "grid": "token"}
         pair = zip(*(method.attribute(model, part.inputs, **asked) for method in (one, other)), strict=True)
-        correlations += [agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
+        correlations += [rank_agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
     return float(np.mean(correlations))
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from known import Explain, Photos, boxes, read_photos, seeds, world
+from known_answers import Explain, Photos, boxes, read_photos, seeds, world
 from torch import Tensor
 
 import vitreous as vt

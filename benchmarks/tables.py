@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from known import FOLDER
+from known_answers import FOLDER
 from ladder import MODELS
 
 from vitreous.benchmark.cells import ModelResult

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from known import patches, read_photos
+from known_answers import patches, read_photos
 from ladder import MODELS
 from torch import Tensor
 from torch.nn.functional import interpolate

@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--method", help="a spelling; quick without it")
     parser.add_argument("--out", type=Path, default=Path("why-pages"))
     options = parser.parse_args()
-    from known import FOLDER
+    from known_answers import FOLDER
     from verdicts import PHOTOGRAPHS, SCENES
 
     from vitreous.world import World

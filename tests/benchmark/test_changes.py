@@ -86,7 +86,7 @@ def test_a_plain_list_replaces_and_says_what_it_drops(file: Path) -> None:
         assert line in done.out.splitlines()
     fewer = ran(file, "--images", "1")
     assert "dropped" not in fewer.out
-    assert "pictures dropped: 1 instead of 3" in (ran(file, "--images", "3", "-q"), ran(file, "--images", "1"))[1].out
+    assert "images dropped: 1 instead of 3" in (ran(file, "--images", "3", "-q"), ran(file, "--images", "1"))[1].out
 
 
 def test_adding_twice_adds_once(file: Path) -> None:

@@ -170,7 +170,7 @@ class Mine:
     def models(self):
         return []
 
-    def view(self, module, **facts):
+    def wrap(self, module, **facts):
         raise NotImplementedError
 """
 
@@ -179,7 +179,7 @@ def test_a_model_whose_factory_changed_is_computed_again(
     plug_ins: PlugIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load() -> None:
-        monkeypatch.setattr(registry, "_added", [plug_ins.load("mine", "measure", "factory").Mine()])
+        monkeypatch.setattr(registry, "_registered", [plug_ins.load("mine", "measure", "factory").Mine()])
         registry.adapters.cache_clear()
 
     plug_ins.write(factory=ADAPTER)

@@ -310,7 +310,9 @@ def test_flags_of_a_table() -> None:
     assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
     assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
     assert ("no better than random", "ixg", "insdel") not in told
-    bad = {name for name, v in scores.trial.items() if v is None or v.verdict in ("fails", "blind", "not tried")}
+    bad = {
+        name for name, v in scores.meta_verdicts.items() if v is None or v.verdict in ("fails", "blind", "not tried")
+    }
     assert {metric for kind, _, metric in told if kind == "trial"} == bad
     assert {(mark.method, mark.metric) for mark in found.shared} == {("ixg", "insdel"), ("ixg", "deletion")}
     given = RunStatistics.of(table(cells), methods={"generic": vt.get_method("tis")})

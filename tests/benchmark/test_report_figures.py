@@ -80,7 +80,7 @@ def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> 
     known = protocol(rows, layout=ReportLayout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
     found = finding(tmp_path, known, setting=setting)
     assert drawn._sweeps(found) == [
-        (["early", "late"], {"x": [0.25, 0.75], "across": "skip", "name": "skipplus(decompx, skip=…)"})
+        (["early", "late"], {"x": [0.25, 0.75], "x_label": "skip", "name": "skipplus(decompx, skip=…)"})
     ]
     words = [drawing.words for drawing in draw_figures(found).drawings]
     assert words == ["sweep of insertion", "sweep of deletion"]

@@ -78,7 +78,7 @@ def test_means_and_intervals_are_of_seed_averages(tmp_path: Path) -> None:
             expected = means_over_seeds(method, metric)
             assert table[method, metric] == pytest.approx(expected)
             assert table.mean(method, metric) == pytest.approx(statistics.fmean(expected))
-            drawn = resampled([(np.array(expected)[:, None], weighted_mean)], table.samples, table.seed)[:, 0]
+            drawn = resampled([(np.array(expected)[:, None], weighted_mean)], table.n_bootstrap, table.seed)[:, 0]
             assert table.interval(method, metric) == pytest.approx(np.quantile(drawn, [0.025, 0.975]))
             curve = table.curve(method, metric)
             assert curve.y == pytest.approx(np.array(expected)[:, None] + [0, 1])

@@ -138,7 +138,7 @@ def test_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch, original: bool
     Path("out").mkdir()
     with monkeypatch.context() as patched:
         if original:
-            show = "vitreous.results.explanation.show.on_photo"
+            show = "vitreous.viz.on_photo"
             patched.setattr(show, lambda *args, **kwargs: type("Unwritable", (), {"save": full})())
         else:
             patched.setattr(np, "save", full)

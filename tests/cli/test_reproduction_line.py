@@ -67,7 +67,7 @@ def test_labels_and_preprocess_are_loaded_again(checkpoint: Path, here: Path) ->
 def test_the_step_of_effort_and_a_picture_in_hand() -> None:
     picture = Image.open("a photo.png").convert("RGB")
     first = vt.why(vt.load("world"), picture, effort="quick")
-    assert first.command == "vt.why(vt.load('world'), picture, effort='quick')\n# picture: the picture in hand"
+    assert first.command == "vt.why(vt.load('world'), image, effort='quick')\n# image: the image in hand"
     assert rerun(first.command, picture=picture) == first.html()
 
 

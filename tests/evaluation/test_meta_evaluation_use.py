@@ -25,8 +25,8 @@ import sys
 
 for name in ("rich", "typer", "scipy", "matplotlib", "pandas", "transformers"):
     sys.modules[name] = None  # as if it were not there
-sys.argv = ["trial.py", *sys.argv[1:]]
-exec(compile(open("benchmarks/trial.py").read(), "trial.py", "exec"))
+sys.argv = ["meta_evaluation.py", *sys.argv[1:]]
+exec(compile(open("benchmarks/meta_evaluation.py").read(), "meta_evaluation.py", "exec"))
 """
 
 
@@ -104,7 +104,7 @@ def test_a_step_says_whether_it_holds() -> None:
 
 @pytest.fixture
 def script(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("trial_script", root / "benchmarks" / "trial.py")
+    spec = importlib.util.spec_from_file_location("meta_evaluation_script", root / "benchmarks" / "meta_evaluation.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -112,18 +112,18 @@ def script(root: Path) -> ModuleType:
     return module
 
 
-def test_joined(script: ModuleType) -> None:
+def test_results_are_joined(script: ModuleType) -> None:
     plan = {"model": "world", "seeds": 2, "seconds": 3.0, "states": 7}
     one = MetaEvaluation((row("insertion"), row("deletion", "blind")), 9, 1, {"oracle": 1.0}, plan)
     two = replace(one, assessments=(row("deletion", "fails"), row("srg")))
-    both = script.joined([one, two])
+    both = script.join([one, two])
     assert [each.metric for each in both.assessments] == ["insertion", "deletion", "srg"]
     assert both["deletion"].verdict == "fails"
     assert both.plan["seconds"] == 6
     with pytest.raises(vt.VitreousError, match="different seeds cannot be joined: 2 and 3"):
-        script.joined([one, replace(two, plan={**plan, "seeds": 3})])
+        script.join([one, replace(two, plan={**plan, "seeds": 3})])
     with pytest.raises(vt.VitreousError, match="different scenes cannot be joined: 9 and 8"):
-        script.joined([one, replace(two, scenes=8)])
+        script.join([one, replace(two, scenes=8)])
 
 
 def test_what_is_printed_of_a_row() -> None:

@@ -232,7 +232,7 @@ def test_which_region(model: vt.VisionModel, metric: str, kind: str) -> None:
     values = every_map(32)[:1]
     expected = SLOW["average_precision"](values[0].numpy(), truth.region(kind, (32, 32)), np.ones((32, 32)))
     assert scores(model, values, [truth], metric)["it", metric][0] == pytest.approx(expected)
-    with pytest.raises(vt.VitreousError, match="needs the boxes of input-0: give truth"):
+    with pytest.raises(vt.VitreousError, match="needs the boxes of input-0: give annotations"):
         scores(model, values, [vt.Annotation(part)], "ap(region=boxes)")
 
 
@@ -307,5 +307,5 @@ def test_facts(info: Any) -> None:
 
 
 def test_truth_is_asked_for_by_name(model: vt.VisionModel) -> None:
-    with pytest.raises(vt.VitreousError, match="iou needs the region of input-0: give truth"):
+    with pytest.raises(vt.VitreousError, match="iou needs the region of input-0: give annotations"):
         scores(model, every_map(4)[:1], None, "iou")

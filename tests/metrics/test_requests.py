@@ -275,7 +275,7 @@ def test_truth(model: vt.VisionModel, x: Tensor, maps: Tensor) -> None:
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        (None, "needs the mask of input-0: give truth"),
+        (None, "needs the mask of input-0: give annotations"),
         ([vt.Annotation(boxes=((0, 0, 1, 1),))] * 5, "needs the mask of input-0"),
         ([np.ones((8, 8))] * 5, r"the mask of input-0 is \[8, 8\], the model sees \[32, 32\]"),
         ([np.ones(8)] * 5, r"a mask is \[H, W\]"),

@@ -70,7 +70,7 @@ def test_the_diagnosis_names_adapters() -> None:
     assert (
         "Weights there are taken from what each module does" in checks["hooks, adapters and code of its own"].sentence
     )
-    assert checks["shares add up to what attention adds"].verdict == "ok"
+    assert checks["contributions add up to what attention adds"].verdict == "ok"
 
 
 # -- hooks ---------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_a_projection_that_is_not_affine_is_refused() -> None:
     with pytest.raises(VitreousError, match="block 2: Linear with a forward hook does not compute what is linear"):
         vt.get_method("attin").attribute(odd, images(odd, 1), target=1)
     checks = {check.name: check for check in vt.diagnose(odd).checks}
-    assert checks["shares add up to what attention adds"].verdict == "failed"
+    assert checks["contributions add up to what attention adds"].verdict == "failed"
 
 
 def test_a_projection_that_mixes_tokens_is_refused() -> None:

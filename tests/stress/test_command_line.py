@@ -136,7 +136,7 @@ def test_a_budget_that_is_none_is_refused_before_any_work(here: Path, command: s
     done = run(*command.split(), *GOOD[command], "--memory-gb", value)
     assert done.code == 2
     assert "is not a number of GiB" in done.err
-    assert "--memory-gb" in done.err
+    assert "memory_gb" in done.err
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

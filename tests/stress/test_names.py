@@ -69,7 +69,7 @@ def test_a_long_name_does_not_stop_a_folder(here: Path) -> None:
         Image.fromarray(np.full((32, 32, 3), 40 * number, np.uint8)).save(here / "long" / name)
     assert run("explain", "long", *MODEL, "--method", "ixg", "--out", "out").code == 0
     assert explained() == set(os.listdir("long"))
-    assert run("compare", "long/" + "x" * 250 + ".png", *MODEL, "--methods", "ixg", "--tile", "48").code == 0
+    assert run("compare", "long/" + "x" * 250 + ".png", *MODEL, "--method", "ixg", "--tile", "48").code == 0
 
 
 def test_two_pictures_of_one_stem_are_two_results_whenever_they_come(here: Path) -> None:

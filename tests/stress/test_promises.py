@@ -170,7 +170,7 @@ def test_every_way_to_say_out_of_memory_is_understood(words: str) -> None:
 def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
     for option in ("--class-names", "--labels"):
         told = run("evaluate", MODEL[1], "a.png", *MODEL[2:], option, "/dev/zero")
-        assert (told.code, "more than 64 MiB" in told.err) == (2, True)
+        assert (told.code, "not a regular file" in told.err) == (2, True)
     assert run("explain", "a.png", *MODEL, "--labels", "/dev/zero").code == 2
 
 
@@ -327,7 +327,7 @@ def test_control_characters_do_not_reach_the_terminal(here: Path) -> None:
     labels = ("--checkpoint", "w.pth", "--num-classes", "2", "--labels", "names.json")
     for told in (
         run("explain", evil, *MODEL, *labels, "--method", "ixg", "--check", "--out", "out"),
-        run("compare", evil, *MODEL, *labels, "--methods", "ixg", "--tile", "48"),
+        run("compare", evil, *MODEL, *labels, "--method", "ixg", "--tile", "48"),
         run("explain", evil, *MODEL, "--target", "\x1b[2J"),
         run("explain", "missing\x1b[2J\n.png", *MODEL),
     ):

@@ -339,7 +339,7 @@ def test_a_command_keeps_nothing_where_it_is_told(
     short = "coiba(steps=2,samples=1)"
     given = {
         "explain": ("explain", "a.png", *MODEL, "--method", short, "--overwrite"),
-        "compare": ("compare", "a.png", *MODEL, "--methods", short, "--overwrite"),
+        "compare": ("compare", "a.png", *MODEL, "--method", short, "--overwrite"),
         "evaluate": ("evaluate", MODEL[1], "a.png", *MODEL[2:], "--method", short, "--metric", "deletion(steps=2)"),
     }[command]
     assert run(*given, "--no-cache").code == 0

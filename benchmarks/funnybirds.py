@@ -1,6 +1,6 @@
-"""The FunnyBirds protocol on the world, for the methods of ``judged.py`` and an oracle.
+"""The FunnyBirds protocol on the world, for the methods of ``other_metrics.py`` and an oracle.
 
-Run ``python benchmarks/birds.py --scenes 300 --device cuda --out birds.json``.
+Run ``python benchmarks/funnybirds.py --scenes 300 --device cuda --out funnybirds.json``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import time
 from pathlib import Path
 
-from judged import METHODS
+from other_metrics import METHODS
 from ladder import read
 
 import vitreous as vt
