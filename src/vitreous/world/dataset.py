@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,13 @@ from torch import Tensor
 from vitreous import io as disk
 from vitreous.datasets import Annotation, Entry, Listing, LoadedImage, register_source
 from vitreous.errors import VitreousError
-from vitreous.world.render import OWNERS, Rendered, check_size, render
-from vitreous.world.sampling import MAX_OBJECTS, Batch, draw, part_table, randint, uniform
+from vitreous.world.render import OWNERS, SIZES, Rendered, render
+from vitreous.world.sampling import MAX_OBJECTS, MAX_SEEDS, Batch, check_number, draw, part_table, randint, uniform
 from vitreous.world.scene import Scene, unpack
 from vitreous.world.species import CLASSES, NAMES, PARTS
 
 SCHEMA = "vitreous.scenes/1"
+_MOST = 2**49 - 1  # scenes of a split
 _BATCH = 64  # scenes rendered together for the disk
 _SOURCE_BATCH = 32  # and for a source of data
 _COLOURS = ("20222a", "8a8378", "e0567a", "f2c14e", "4d9de0", "59c38f", "b87fd9")
@@ -75,9 +76,9 @@ class World:
     shortcut: bool = False
 
     def __post_init__(self) -> None:
-        check_size(self.size)
+        check_number("size", self.size, *SIZES)
         split_seeds(self.split, self.start, 0)
-        _check_count("n", self.n)
+        check_number("n", self.n, 0, _MOST)
 
     def __len__(self) -> int:
         return self.n
@@ -88,8 +89,7 @@ class World:
 
     def scene(self, index: int) -> Scene:
         """Return a scene as a value."""
-        if not isinstance(index, int):
-            raise VitreousError(f"a scene has a whole number as its index, not {index!r:.60}")
+        check_number("index", index, -MAX_SEEDS, MAX_SEEDS)
         index = index + self.n if index < 0 else index
         if not 0 <= index < self.n:
             raise IndexError(f"scene {index} of {self.n}")
@@ -97,12 +97,12 @@ class World:
 
     def scenes(self) -> list[Scene]:
         """Return every scene as a value."""
-        return unpack(self.batch()) if self.n else []
+        return unpack(self.batch())
 
     @property
     def labels(self) -> list[int]:
         """The class of every scene."""
-        return [int(label) for label in self.batch().label[:, 0]] if self.n else []
+        return [int(label) for label in self.batch().label[:, 0]]
 
     def images(self) -> Iterator[Image.Image]:
         """Yield every scene as an image, for ``explain`` and ``evaluate``."""
@@ -120,8 +120,7 @@ class World:
 
     def batches(self, size: int = 256, device: str | torch.device = "cpu") -> Iterator[tuple[Batch, Rendered]]:
         """Yield the scenes in batches, drawn and rendered on a device."""
-        if _check_count("size", size) < 1:
-            raise VitreousError("a batch of size=0 holds nothing")
+        check_number("size", size, 1, _MOST)
         for start in range(0, self.n, size):
             batch = self._draw(start, min(self.n, start + size), device)
             yield batch, render(batch, self.size)
@@ -135,15 +134,10 @@ def split_seeds(split: str, start: int, n: int, device: str | torch.device = "cp
     """Return the seeds of ``n`` scenes of a split."""
     if split not in tuple(SPLITS):
         raise VitreousError(f"there is no split {split!r:.60}; they are {', '.join(SPLITS)}")
-    first = SPLITS[split] + _check_count("start", start)
-    _check_count("n", n)
+    check_number("start", start, 0, _MOST)
+    check_number("n", n, 0, _MOST)
+    first = SPLITS[split] + start
     return torch.arange(first, first + n, device=device)
-
-
-def _check_count(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**49:
-        raise VitreousError(f"{name}={value!r:.60} is not a number of scenes")
-    return value
 
 
 # -- scenes made for one purpose ---------------------------------------------------------------------------
@@ -176,14 +170,16 @@ def add_marker(batch: Batch, moved: bool = False) -> Batch:
     index = batch.label[:, 0] // 2
     step = randint(batch.seed, 71, 1, len(MARKED_CLASSES) - 1) if moved else torch.zeros_like(index)
     code = classes[(index + step) % len(MARKED_CLASSES)]
-    code = torch.where(batch.label[:, 0] % 2 == 0, code, -1)
-    return batch.replace(marker=torch.stack([code, randint(batch.seed, 70, 0, 3)], dim=1))
+    return _marked(batch, torch.where(batch.label[:, 0] % 2 == 0, code, -1))
 
 
 def add_random_marker(batch: Batch, share: float = 0.5) -> Batch:
     """Lay the marker of any class into a share of the scenes: it is evidence of nothing."""
     code = randint(batch.seed, 72, 0, len(CLASSES) - 1)
-    code = torch.where(uniform(batch.seed, 73) < share, code, -1)
+    return _marked(batch, torch.where(uniform(batch.seed, 73) < share, code, -1))
+
+
+def _marked(batch: Batch, code: Tensor) -> Batch:
     return batch.replace(marker=torch.stack([code, randint(batch.seed, 70, 0, 3)], dim=1))
 
 
@@ -238,25 +234,19 @@ def make_difficult(batch: Batch, level: float) -> Batch:
     -------
     Batch
     """
-    if not isinstance(level, int | float) or not 0 <= level <= 1:
-        raise VitreousError(f"level={level!r:.60} is outside 0..1")
+    check_number("level", level, 0, 1, whole=False)
     index = torch.arange(MAX_OBJECTS, device=batch.seed.device)
     seed = batch.seed.unsqueeze(1) * 64 + 5 + index
     count, front = round(MAX_OBJECTS * level), round(4 * level)
     is_front = (index < front).expand_as(seed)
     unit = batch.pose[:, :1, 2]
-    near = [batch.pose[:, :1, axis] + randint(seed, 11 + axis, -800, 800) * unit // 1000 for axis in (0, 1)]
-    far = [randint(seed, 13 + axis, 0, 1000) for axis in (0, 1)]
-    columns = [
-        randint(seed, 1, 0, 5),
-        torch.where(is_front, near[0], far[0]).clamp(0, 1000),
-        torch.where(is_front, near[1], far[1]).clamp(0, 1000),
-        randint(seed, 2, 40, 85),
-        randint(seed, 3, 0, 359),
-        randint(seed, 4, 0, 9),
-        randint(seed, 5, 0, 9),
-        is_front.long(),
-    ]
+    places = []
+    for axis in (0, 1):
+        near = batch.pose[:, :1, axis] + randint(seed, 11 + axis, -800, 800) * unit // 1000
+        places.append(torch.where(is_front, near, randint(seed, 13 + axis, 0, 1000)).clamp(0, 1000))
+    ranges = ((0, 5), (40, 85), (0, 359), (0, 9), (0, 9))
+    kind, *others = (randint(seed, key, *limits) for key, limits in enumerate(ranges, 1))
+    columns = [kind, *places, *others, is_front.long()]
     objects = torch.where((index < count).view(1, -1, 1), torch.stack(columns, dim=2), -1)
     light, ground = batch.light.clone(), batch.ground.clone()
     light[:, 0] = round(1000 - 550 * level)
@@ -307,10 +297,11 @@ def make_mosaics(
     -------
     Mosaics
     """
-    check_size(size)
+    check_number("size", size, *SIZES)
     if size % 2:
         raise VitreousError(f"a mosaic of size={size} pixels cannot be halved")
-    batch = draw(split_seeds(split, 4 * _check_count("start", start), 4 * _check_count("n", n)), device)
+    check_number("n", n, 0, _MOST)
+    batch = draw(split_seeds(split, 4 * start, 4 * n), device)
     label = batch.label[:, 0].view(n, 4).clone()
     for index in range(1, 4):  # a class that is there already gives way to the next that is not
         for _ in range(index):
@@ -344,17 +335,13 @@ def annotate(scenes: Batch, rendered: Rendered) -> list[Annotation]:
         masks[f"object {index}"] = rendered.objects[:, index], scenes.objects[:, index, 0]
     masks["marker"] = rendered.marker, scenes.marker[:, 0]
     arrays = {name: (mask.cpu().numpy(), (code >= 0).tolist()) for name, (mask, code) in masks.items()}
-    return [
-        Annotation(creature, _boxes(creature), {name: mask[i] for name, (mask, exists) in arrays.items() if exists[i]})
-        for i, creature in enumerate(rendered.creature.cpu().numpy())
-    ]
-
-
-def _boxes(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> tuple[tuple[float, float, float, float], ...]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    if not len(rows):
-        return ()
-    return ((float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)),)
+    annotations = []
+    for index, creature in enumerate(rendered.creature.cpu().numpy()):
+        rows, columns = np.flatnonzero(creature.any(axis=1)).tolist(), np.flatnonzero(creature.any(axis=0)).tolist()
+        boxes = ((float(columns[0]), float(rows[0]), columns[-1] + 1.0, rows[-1] + 1.0),) if rows else ()
+        parts = {name: mask[index] for name, (mask, exists) in arrays.items() if exists[index]}
+        annotations.append(Annotation(creature, boxes, parts))
+    return annotations
 
 
 def write(scenes: Sequence[Scene], out: str | Path, size: int = 128, *, overwrite: bool = False) -> list[Path]:
@@ -369,8 +356,8 @@ def write(scenes: Sequence[Scene], out: str | Path, size: int = 128, *, overwrit
             rendered = render(batch, size)
             for scene, image, owner in zip(batch, to_images(rendered.images), rendered.owner, strict=True):
                 name, mask = f"scene-{len(table):04d}.png", f"scene-{len(table):04d}-mask.png"
-                draft.write(name, _png(image))
-                draft.write(mask, _png(_mask_image(owner)))
+                draft.write(name, partial(image.save, format="PNG"))
+                draft.write(mask, partial(_mask_image(owner).save, format="PNG"))
                 table.append({"file": name, "mask": mask, **scene.to_json()})
         draft.finish({"schema": SCHEMA, "size": size, "owners": OWNERS, "scenes": table}, "scenes.json")
     return [Path(out) / name for name in draft.names]
@@ -384,20 +371,15 @@ def _mask_image(owner: Tensor) -> Image.Image:
     return image
 
 
-def _png(image: Image.Image) -> Callable[[BinaryIO], None]:
-    return lambda file: image.save(file, format="PNG")
-
-
 def read(path: str | Path) -> list[Scene]:
     """Return the scenes of a ``scenes.json``."""
     data = disk.read_json(path)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("scenes"), list):
         raise VitreousError(f"{path} is no file of scenes ({SCHEMA})")
-    rows = [
-        {k: v for k, v in row.items() if k not in ("file", "mask")} if isinstance(row, dict) else row
+    return [
+        Scene.from_json({k: v for k, v in row.items() if k not in ("file", "mask")} if isinstance(row, dict) else row)
         for row in data["scenes"]
     ]
-    return [Scene.from_json(row) for row in rows]
 
 
 @register_source("world", needs_path=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import VitreousError
-from vitreous.world.sampling import MAX_OBJECTS, Batch, uniform
+from vitreous.world.sampling import MAX_OBJECTS, Batch, check_number, uniform
 from vitreous.world.scene import Scene, pack
 from vitreous.world.species import BODY, OBJECTS, PARTS, VARIANTS, Stroke
 from vitreous.world.species import strokes as strokes_of
@@ -52,10 +52,10 @@ class Canvas:
         shapes: Shapes,
         which: Tensor,
         visible: Tensor,
-        owner: Tensor | int,
+        owner: Tensor,
         pigments: Tensor | None = None,
     ) -> None:
-        """Paint the ``which``-th of these shapes into every image where it is ``shown``."""
+        """Paint the ``which``-th of these shapes into every image where it is ``visible``."""
         half = math.ceil(shapes.reach * frame.largest * self.size) + 2
         x, y = frame.place(shapes.centre)
         span = torch.arange(-half, half, device=which.device)
@@ -68,7 +68,7 @@ class Canvas:
         for pixels, paint in zip(self.pixels, colour, strict=True):
             below = pixels.gather(1, places)
             pixels.scatter_(1, places, below + (paint.flatten(1) - below) * alpha)
-        ids = torch.as_tensor(owner, dtype=torch.uint8, device=which.device).expand(len(which)).unsqueeze(1)
+        ids = owner.to(torch.uint8).unsqueeze(1)
         self.owners.scatter_(1, places, torch.where(alpha > 0.5, ids, self.owners.gather(1, places)))
 
 
@@ -139,22 +139,20 @@ class Shapes:
         """
         if self.mirrored:
             u = u.abs()
-        table = self.table[which].unsqueeze(3).unsqueeze(3)
-        colours = (
-            table[:, :, 8:]
-            if pigments is None
-            else pigments.gather(1, self.table[which][:, :, 8:9].long().expand(-1, -1, 3)).unsqueeze(3).unsqueeze(3)
-        )
+        table = self.table[which]
+        colours = table[:, :, 8:]
+        if pigments is not None:
+            colours = pigments.gather(1, colours[:, :, :1].long().expand(-1, -1, 3))
+        table, colours = (values.unsqueeze(3).unsqueeze(3) for values in (table, colours))
         distances = [_distance(stroke, u, v) for stroke in table.unbind(1)]
         edge = distances[0] if self.clipped else reduce(torch.minimum, distances)
         alpha = _coverage(edge - self.line, pixels)
         planes = [torch.full_like(u, value) for value in rgb(_INK)]
-        inside = None
+        body = _coverage(distances[0], pixels) if self.clipped else None
         for distance, colour in zip(distances, colours.unbind(1), strict=True):
             cover = _coverage(distance, pixels)
-            if self.clipped:
-                inside = cover if inside is None else inside
-                cover = cover * inside
+            if body is not None:
+                cover = cover * body
             for plane, paint in zip(planes, colour.unbind(1), strict=True):
                 plane += (paint - plane) * cover
         if self.clipped:  # rounder: darker towards the edge
@@ -262,27 +260,30 @@ _TURNS = {"horn": 5, "legs": 6, "tail": 7}
 """Where in a pose the turn of a part about its anchor stands."""
 _ORDER = ("tail", "legs", "coat", "horn", "eyes")
 """From the back to the front."""
+SIZES = 16, 4096
+"""The least and the most pixels of an image's side."""
 _CHUNK = {"cpu": 16, "cuda": 1024}
 
-_GROUND, _BODY, _PART, _OBJECT, _MARK, _OTHER = 0, 1, 2, 7, 19, 20
-OWNERS = {
-    name: number
-    for number, name in enumerate(
-        ["ground", "body", *PARTS, *(f"object {i}" for i in range(MAX_OBJECTS)), "marker", "companion's body"]
-        + [f"companion's {part}" for part in PARTS]
-    )
-}
+_BODY, _PART, _OBJECT, _MARK, _OTHER = 1, 2, 7, 19, 20
+_SEEN = ["ground", "body", *PARTS, *(f"object {i}" for i in range(MAX_OBJECTS)), "marker", "companion's body"]
+OWNERS = {name: number for number, name in enumerate([*_SEEN, *(f"companion's {part}" for part in PARTS)])}
 """Whose pixel it is."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Images, and for every pixel who is seen there."""
+    """Images, and for every pixel who is seen there.
+
+    Parameters
+    ----------
+    images : Tensor
+        ``[B, 3, S, S]`` in [0, 1].
+    owner : Tensor
+        ``[B, S, S]``, uint8: whose pixel it is, see ``OWNERS``.
+    """
 
     images: Tensor
-    """``[B, 3, S, S]`` in [0, 1]."""
     owner: Tensor
-    """``[B, S, S]``, uint8: whose pixel it is, see ``OWNERS``."""
 
     @property
     def parts(self) -> Tensor:
@@ -324,7 +325,7 @@ def render(
 
     Where the shapes are comes from their signed distance d: coverage is clamp(1/2 - d / pixel), painted back to front.
     """
-    check_size(size)
+    check_number("size", size, *SIZES)
     batch = scenes if isinstance(scenes, Batch) else pack([scenes] if isinstance(scenes, Scene) else scenes)
     if not len(batch):
         raise VitreousError("there is no scene to render")
@@ -338,12 +339,6 @@ def render(
     return Rendered(*map(torch.cat, zip(*chunks, strict=True)))
 
 
-def check_size(size: int) -> None:
-    """Refuse what is no size of a image."""
-    if not isinstance(size, int) or isinstance(size, bool) or not 16 <= size <= 4096:
-        raise VitreousError(f"size={size!r:.60} is not a whole number of pixels in 16..4096")
-
-
 def _render(batch: Batch, size: int, has_companion: bool, has_front: bool) -> tuple[Tensor, Tensor]:
     canvas = Canvas(ground(batch.ground, size))
     _objects(canvas, batch.objects, 0)
@@ -353,8 +348,7 @@ def _render(batch: Batch, size: int, has_companion: bool, has_front: bool) -> tu
     if has_front:
         _objects(canvas, batch.objects, 1)
     images = canvas.images * light(batch.light, size)
-    images, owner = _mark(images.clamp_(0, 1), canvas.owner, batch.marker)
-    return images, owner
+    return _mark(images.clamp_(0, 1), canvas.owner, batch.marker)
 
 
 def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, visible: Tensor, first: int) -> None:
@@ -363,15 +357,14 @@ def _creature(canvas: Canvas, parts: Tensor, pose: Tensor, visible: Tensor, firs
     unit = scale.clamp(min=1) / 1000
     frame = Frame(x / 1000, y / 1000, unit, angle, 1.0 - 2.0 * mirrored, float(unit.max()))
     for part in _ORDER:
-        place = PARTS.index(part)
-        variant = parts[:, place]
-        there = visible & (variant >= 0)
-        owner: Tensor | int = first + 1 + place
+        index = PARTS.index(part)
+        variant = parts[:, index]
+        exists, owner = variant >= 0, torch.full_like(variant, first + 1 + index)
         if part == "coat":  # without a coat the bare body, which is nobody's part
-            owner = torch.where(variant >= 0, first + 1 + place, first)
-            variant, there = torch.where(variant >= 0, variant, len(VARIANTS[part])), visible
-        turn = pose[:, _TURNS[part]] if part in _TURNS else 0
-        canvas.paint(frame.at(_ANCHORS[part], turn), _shapes(part, parts.device), variant.clamp(min=0), there, owner)
+            owner = torch.where(exists, owner, first)
+            variant, exists = torch.where(exists, variant, len(VARIANTS[part])), visible
+        at = frame.at(_ANCHORS[part], pose[:, _TURNS[part]] if part in _TURNS else 0)
+        canvas.paint(at, _shapes(part, parts.device), variant.clamp(min=0), visible & exists, owner)
 
 
 def _objects(canvas: Canvas, objects: Tensor, front: int) -> None:
@@ -381,10 +374,9 @@ def _objects(canvas: Canvas, objects: Tensor, front: int) -> None:
     for place in range(MAX_OBJECTS):
         kind, x, y, size, angle, first, second, before = objects[:, place].unbind(1)
         frame = Frame(x / 1000, y / 1000, size.clamp(min=1) / 1000, angle.clamp(min=0), upright, largest)
-        visible = (kind >= 0) & (before == front)
+        visible, owner = (kind >= 0) & (before == front), torch.full_like(kind, _OBJECT + place)
         colours = pigments[torch.stack([first, second], dim=1).clamp(min=0)]
-        shapes = _shapes("object", objects.device)
-        canvas.paint(frame, shapes, kind.clamp(min=0), visible, _OBJECT + place, pigments=colours)
+        canvas.paint(frame, _shapes("object", objects.device), kind.clamp(min=0), visible, owner, colours)
 
 
 @cache

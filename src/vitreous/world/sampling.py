@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,24 +24,36 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Batch:
-    """``B`` scenes. Axis 1 of the first three is the creature and its companion, who is -1 where there is none."""
+    """``B`` scenes. Axis 1 of label, parts and pose is the creature and its companion, who is -1 where there is none.
+
+    Parameters
+    ----------
+    seed : Tensor
+        ``[B]``
+    label : Tensor
+        ``[B, 2]``
+    parts : Tensor
+        ``[B, 2, 5]``: the variant of each part.
+    pose : Tensor
+        ``[B, 2, 8]``: x, y, scale, angle, mirrored, and how far horn, legs and tail are turned.
+    light : Tensor
+        ``[B, 4]``: strength, slope across the image, direction of the slope, warmth.
+    ground : Tensor
+        ``[B, 10]``: texture, two colours, how fine, direction, key of its noise.
+    objects : Tensor
+        ``[B, 12, 8]``: kind, x, y, size, angle, two colours, whether in front of the creature.
+    marker : Tensor
+        ``[B, 2]``: the class whose code it bears, and its corner.
+    """
 
     seed: Tensor
-    """``[B]``"""
     label: Tensor
-    """``[B, 2]``"""
     parts: Tensor
-    """``[B, 2, 5]``: the variant of each part."""
     pose: Tensor
-    """``[B, 2, 8]``: x, y, scale, angle, mirrored, and how far horn, legs and tail are turned."""
     light: Tensor
-    """``[B, 4]``: strength, slope across the image, direction of the slope, warmth."""
     ground: Tensor
-    """``[B, 10]``: texture, two colours, how fine, direction, key of its noise."""
     objects: Tensor
-    """``[B, 12, 8]``: kind, x, y, size, angle, two colours, whether in front of the creature."""
     marker: Tensor
-    """``[B, 2]``: the class whose code it bears, and its corner."""
 
     def __len__(self) -> int:
         return len(self.seed)
@@ -70,6 +83,13 @@ def part_table(device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor(rows, device=device)
 
 
+def check_number(name: str, value: Any, least: float, most: float, whole: bool = True) -> None:
+    """Refuse what is no (whole) number from ``least`` to ``most``."""
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:
+        raise VitreousError(f"{name}={value!r:.60} is not a {'whole ' * whole}number in {least}..{most}")
+
+
 def draw(seeds: Tensor | Sequence[int], device: str | torch.device | None = None) -> Batch:
     """Return the scenes of these seeds: class, pose, light, ground and objects, independent of each other."""
     seed = _row(seeds)
@@ -96,13 +116,15 @@ def _row(seeds: Tensor | Sequence[int]) -> Tensor:
     if isinstance(seeds, Tensor):
         if seeds.ndim != 1 or seeds.dtype != torch.int64:
             raise VitreousError(f"seeds come as a row of int64, not as {list(seeds.shape)} of {seeds.dtype}")
-        wrong = seeds[(seeds < 0) | (seeds >= MAX_SEEDS)][:1].tolist() if seeds.device.type == "cpu" else []
+        checked: Sequence[int] = (
+            seeds[(seeds < 0) | (seeds >= MAX_SEEDS)][:1].tolist() if seeds.device.type == "cpu" else []
+        )
     elif isinstance(seeds, Sequence):
-        wrong = [s for s in seeds if isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < MAX_SEEDS]
+        checked = seeds
     else:
         raise VitreousError(f"seeds come in a row, not as {seeds!r:.60}")
-    if wrong:
-        raise VitreousError(f"seed {wrong[0]!r:.60} is not a whole number in 0..2^53-1")
+    for seed in checked:
+        check_number("seed", seed, 0, MAX_SEEDS - 1)
     return torch.as_tensor(seeds, dtype=torch.int64)
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache, partial
-from typing import Annotated, Any, TypeVar, get_type_hints
+from itertools import islice
+from typing import Annotated, Any, get_type_hints
 
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.world.sampling import MAX_OBJECTS, MAX_SEEDS, Batch, draw
+from vitreous.registry import check_choice
+from vitreous.world.sampling import MAX_OBJECTS, MAX_SEEDS, Batch, check_number, draw
 from vitreous.world.species import CLASSES, NAMES, OBJECTS, PARTS, VARIANTS, find_class, find_part, find_variant
 
-T = TypeVar("T")
 TEXTURES = ("slope", "stripes", "checks", "dots", "clouds")
 _OBJECT_KINDS = tuple(OBJECTS)
 
@@ -24,21 +25,11 @@ _OBJECT_KINDS = tuple(OBJECTS)
 # -- checks of values --------------------------------------------------------------------------------------
 
 
-def _check_number(least: float, most: float, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise VitreousError(f"{name}={value!r:.60} is outside {least}..{most}")
-
-
-def _check_integer(least: int, most: int, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise VitreousError(f"{name}={value!r:.60} is not a whole number in {least}..{most}")
-
-
-def _check_row(count: int, most: int, name: str, value: Any) -> None:
+def _check_row(name: str, value: Any, count: int, most: int) -> None:
     if not isinstance(value, tuple) or len(value) != count:
         raise VitreousError(f"{name}={value!r:.60} is not a row of {count} numbers")
     for number in value:
-        _check_integer(0, most, name, number)
+        check_number(name, number, 0, most)
 
 
 def _check_flag(name: str, value: Any) -> None:
@@ -46,19 +37,14 @@ def _check_flag(name: str, value: Any) -> None:
         raise VitreousError(f"{name}={value!r:.60} is neither true nor false")
 
 
-def _check_word(words: Sequence[str], name: str, value: Any) -> None:
-    if value not in words:
-        raise VitreousError(f"there is no {name} {value!r}; they are {', '.join(words)}")
-
-
 def _check_class(name: str, value: Any) -> None:
     if find_class(value) != value:
         raise VitreousError(f"{name}={value!r} is given by its number here: {find_class(value)}")
 
 
-Angle = Annotated[int, partial(_check_integer, -360, 360)]
-Place = Annotated[float, partial(_check_number, -0.2, 1.2)]
-Colour = Annotated[tuple[int, int, int], partial(_check_row, 3, 255)]
+Angle = Annotated[int, partial(check_number, least=-360, most=360)]
+Place = Annotated[float, partial(check_number, least=-0.2, most=1.2, whole=False)]
+Colour = Annotated[tuple[int, int, int], partial(_check_row, count=3, most=255)]
 Flag = Annotated[bool, _check_flag]
 Label = Annotated[int, _check_class]
 
@@ -89,7 +75,7 @@ class Pose(_Value):
 
     x: Place
     y: Place
-    scale: Annotated[float, partial(_check_number, 0.02, 0.5)]
+    scale: Annotated[float, partial(check_number, least=0.02, most=0.5, whole=False)]
     angle: Angle = 0
     mirrored: Flag = False
     horn: Angle = 0
@@ -101,34 +87,34 @@ class Pose(_Value):
 class Light(_Value):
     """Strength, how much it falls across the image and in which direction, and warmth (red against blue)."""
 
-    strength: Annotated[float, partial(_check_number, 0.0, 2.0)] = 1.0
-    slope: Annotated[float, partial(_check_number, 0.0, 1.0)] = 0.0
+    strength: Annotated[float, partial(check_number, least=0.0, most=2.0, whole=False)] = 1.0
+    slope: Annotated[float, partial(check_number, least=0.0, most=1.0, whole=False)] = 0.0
     direction: Angle = 0
-    warmth: Annotated[float, partial(_check_number, -0.5, 0.5)] = 0.0
+    warmth: Annotated[float, partial(check_number, least=-0.5, most=0.5, whole=False)] = 0.0
 
 
 @dataclass(frozen=True)
 class Ground(_Value):
     """A texture of two colours (0..255), its fineness and direction, and the key of the clouds in it."""
 
-    texture: Annotated[str, partial(_check_word, TEXTURES)] = "clouds"
+    texture: Annotated[str, partial(check_choice, choices=TEXTURES)] = "clouds"
     first: Colour = (150, 160, 140)
     second: Colour = (170, 180, 160)
-    fine: Annotated[int, partial(_check_integer, 0, 99)] = 4
+    fine: Annotated[int, partial(check_number, least=0, most=99)] = 4
     direction: Angle = 0
-    key: Annotated[int, partial(_check_integer, 0, 2**32)] = 0
+    key: Annotated[int, partial(check_number, least=0, most=2**32)] = 0
 
 
 @dataclass(frozen=True)
 class BackgroundObject(_Value):
     """A background object: its kind, place, size and angle, two of ten pigments, and whether it hides the creature."""
 
-    kind: Annotated[str, partial(_check_word, _OBJECT_KINDS)]
+    kind: Annotated[str, partial(check_choice, choices=_OBJECT_KINDS)]
     x: Place
     y: Place
-    size: Annotated[float, partial(_check_number, 0.01, 0.3)]
+    size: Annotated[float, partial(check_number, least=0.01, most=0.3, whole=False)]
     angle: Angle = 0
-    colours: Annotated[tuple[int, int], partial(_check_row, 2, 9)] = (0, 1)
+    colours: Annotated[tuple[int, int], partial(_check_row, count=2, most=9)] = (0, 1)
     front: Flag = False
 
 
@@ -137,7 +123,7 @@ class Marker(_Value):
     """A sticker in a corner (0 to 3: left and right above, left and right below) that bears the code of a class."""
 
     label: Label
-    corner: Annotated[int, partial(_check_integer, 0, 3)] = 0
+    corner: Annotated[int, partial(check_number, least=0, most=3)] = 0
 
 
 @dataclass(frozen=True)
@@ -197,7 +183,7 @@ class Scene(Creature):
     objects: tuple[BackgroundObject, ...] = ()
     marker: Marker | None = None
     companion: Creature | None = None
-    seed: Annotated[int, partial(_check_integer, 0, MAX_SEEDS - 1)] = 0
+    seed: Annotated[int, partial(check_number, least=0, most=MAX_SEEDS - 1)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,8 +212,7 @@ class Scene(Creature):
 
     def without_object(self, index: int) -> Scene:
         """Remove one background object, by its index in ``objects``; those after it move up."""
-        if not isinstance(index, int) or not 0 <= index < len(self.objects):
-            raise VitreousError(f"the scene has no object {index!r}; it has {len(self.objects)}")
+        check_number("index", index, 0, len(self.objects) - 1)
         return replace(self, objects=self.objects[:index] + self.objects[index + 1 :])
 
     def without_objects(self) -> Scene:
@@ -253,30 +238,21 @@ class Scene(Creature):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, ready for ``json.dumps``; ``from_json`` reads them back."""
-        values: dict[str, Any] = _to_plain(asdict(self))
-        return values
+        return dict(_to_plain(asdict(self)))
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Scene:
         """Return the scene that ``to_json`` wrote down; what is wrong with it is named."""
-        values = _read_fields(Scene, values, "scene")
-        companion, marker, objects = values.get("companion"), values.get("marker"), values.get("objects", [])
-        if not isinstance(objects, list | tuple):
-            raise VitreousError(f"the objects of a scene are written as a list, not {objects!r:.60}")
-        if companion is not None:
-            companion = Creature(**_read_creature(_read_fields(Creature, companion, "companion"), "companion"))
-        return Scene(
-            **_read_creature(values, "scene"),
-            light=_read(Light, values.get("light", {}), "light"),
-            ground=_read(Ground, values.get("ground", {}), "ground"),
-            objects=tuple(_read(BackgroundObject, item, "object") for item in objects),
-            marker=None if marker is None else _read(Marker, marker, "marker"),
-            companion=companion,
-            seed=values.get("seed", 0),
-        )
+        scene: Scene = _read(Scene, values, "scene")
+        return scene
 
 
 # -- scenes as tensors -------------------------------------------------------------------------------------
+
+
+_WORDS = {"kind": _OBJECT_KINDS, "texture": TEXTURES}
+_THOUSANDTHS = ("x", "y", "scale", "size", "strength", "slope", "warmth")
+_LENGTHS = {"first": 3, "second": 3, "colours": 2}
 
 
 def unpack(batch: Batch) -> list[Scene]:
@@ -287,34 +263,36 @@ def unpack(batch: Batch) -> list[Scene]:
         creature, companion = map(_unpack_creature, labels, parts, poses)
         if creature is None:
             raise VitreousError(f"scene {seed} has no creature")
-        scenes.append(
-            Scene(
-                creature.label,
-                creature.parts,
-                creature.pose,
-                Light(light[0] / 1000, light[1] / 1000, light[2], light[3] / 1000),
-                Ground(TEXTURES[ground[0]], tuple(ground[1:4]), tuple(ground[4:7]), *ground[7:]),
-                tuple(_unpack_object(*values) for values in objects if values[0] >= 0),
-                None if marker[0] < 0 else Marker(*marker),
-                companion,
-                seed,
-            )
+        scene = Scene(
+            **vars(creature),
+            light=_from_row(Light, light),
+            ground=_from_row(Ground, ground),
+            objects=tuple(_from_row(BackgroundObject, row) for row in objects if row[0] >= 0),
+            marker=None if marker[0] < 0 else _from_row(Marker, marker),
+            companion=companion,
+            seed=seed,
         )
+        scenes.append(scene)
     return scenes
 
 
 def _unpack_creature(label: int, parts: list[int], pose: list[int]) -> Creature | None:
-    if label < 0:
-        return None
     variants = {part: VARIANTS[part][variant] for part, variant in zip(PARTS, parts, strict=True) if variant >= 0}
-    x, y, scale, angle, mirrored, *turns = pose
-    return Creature(label, variants, Pose(x / 1000, y / 1000, scale / 1000, angle, bool(mirrored), *turns))
+    return None if label < 0 else Creature(label, variants, _from_row(Pose, pose))
 
 
-def _unpack_object(
-    kind: int, x: int, y: int, size: int, angle: int, first: int, second: int, front: int
-) -> BackgroundObject:
-    return BackgroundObject(_OBJECT_KINDS[kind], x / 1000, y / 1000, size / 1000, angle, (first, second), bool(front))
+def _from_row(kind: Any, row: Sequence[int]) -> Any:
+    """Return a value from the whole numbers of its fields, in their order."""
+    numbers, values = iter(row), []
+    for field in fields(kind):
+        name = field.name
+        value: Any = tuple(islice(numbers, _LENGTHS[name])) if name in _LENGTHS else next(numbers)
+        if name in _WORDS:
+            value = _WORDS[name][value]
+        elif name in _THOUSANDTHS:
+            value = value / 1000
+        values.append(bool(value) if name in ("mirrored", "front") else value)
+    return kind(*values)
 
 
 def pack(scenes: Sequence[Scene]) -> Batch:
@@ -330,71 +308,75 @@ def pack(scenes: Sequence[Scene]) -> Batch:
 
 
 def _pack_scene(scene: Scene) -> tuple[Any, ...]:
-    light, ground, marker = scene.light, scene.ground, scene.marker
-    pattern = [ground.fine, ground.direction % 360, ground.key]
-    objects = [
-        [_OBJECT_KINDS.index(o.kind), *_milli(o.x, o.y, o.size), o.angle % 360, *o.colours, int(o.front)]
-        for o in scene.objects
-    ]
     creatures = zip(*map(_pack_creature, (scene, scene.companion)), strict=True)
-    return (
-        scene.seed,
-        *map(list, creatures),
-        [*_milli(light.strength, light.slope), light.direction % 360, *_milli(light.warmth)],
-        [TEXTURES.index(ground.texture), *ground.first, *ground.second, *pattern],
-        objects + [[-1] * 8] * (MAX_OBJECTS - len(objects)),
-        [-1, 0] if marker is None else [marker.label, marker.corner],
-    )
+    absent = [[-1] * 8] * (MAX_OBJECTS - len(scene.objects))
+    marker = [-1, 0] if scene.marker is None else _to_row(scene.marker)
+    objects = [*map(_to_row, scene.objects), *absent]
+    return scene.seed, *map(list, creatures), _to_row(scene.light), _to_row(scene.ground), objects, marker
 
 
 def _pack_creature(creature: Creature | None) -> tuple[int, list[int], list[int]]:
     if creature is None:
         return -1, [-1] * len(PARTS), [0] * 8
-    parts, pose = creature.parts, creature.pose
+    parts = creature.parts
     variants = [VARIANTS[part].index(parts[part]) if part in parts else -1 for part in PARTS]
-    turns = [pose.angle % 360, int(pose.mirrored), pose.horn, pose.legs, pose.tail]
-    return creature.label, variants, [*_milli(pose.x, pose.y, pose.scale), *turns]
+    return creature.label, variants, _to_row(creature.pose)
 
 
-def _milli(*values: float) -> list[int]:
-    return [round(value * 1000) for value in values]
+def _to_row(value: Any) -> list[int]:
+    """Return the fields of a value as whole numbers, in their order."""
+    row: list[int] = []
+    for name, item in vars(value).items():
+        if name in _WORDS:
+            row.append(_WORDS[name].index(item))
+        elif name in _THOUSANDTHS:
+            row.append(round(item * 1000))
+        elif name in _LENGTHS:
+            row += item
+        else:
+            row.append(item % 360 if name in ("angle", "direction") else int(item))
+    return row
 
 
 # -- scenes as JSON ----------------------------------------------------------------------------------------
 
+_KINDS: dict[str, Any] = {"pose": Pose, "light": Light, "ground": Ground, "marker": Marker, "companion": Creature}
 
-def _read_fields(kind: Any, values: Any, what: str) -> dict[str, Any]:
-    """Return the values of a dataclass, ``class`` as its label; what it does not have or cannot do without is named."""
+
+def _read(kind: Any, values: Any, what: str) -> Any:
+    """Return a value, ``class`` as its label; what it does not have or cannot do without is named.
+
+    Without ``parts`` a creature has those of its class.
+    """
     if not isinstance(values, Mapping):
         raise VitreousError(f"a {what} is written as a table of values, not {values!r:.60}")
-    needed = _needed_fields(kind)
-    unknown = next((name for name in values if name not in needed), None)
-    if unknown is not None:
-        raise VitreousError(f"a {what} has no {unknown!r:.60}; it has {', '.join(needed)}")
-    missing = next((name for name in needed if needed[name] and name not in values), None)
-    if missing is not None:
-        raise VitreousError(f"a {what} needs {missing!r}")
-    rows: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    if "class" in needed:
+    needed = {
+        "class" if f.name == "label" else f.name: f.default is MISSING and f.name != "parts" for f in fields(kind)
+    }
+    for name in values:
+        if name not in needed:
+            raise VitreousError(f"a {what} has no {name!r:.60}; it has {', '.join(needed)}")
+    for name, is_needed in needed.items():
+        if is_needed and name not in values:
+            raise VitreousError(f"a {what} needs {name!r}")
+    rows = {name: _read_field(name, value) for name, value in values.items()}
+    if "class" in rows:
         rows["label"] = find_class(rows.pop("class"))
-    return rows
+    if "parts" in needed:
+        rows.setdefault("parts", dict(CLASSES[rows["label"]].parts))
+    return kind(**rows)
 
 
-def _needed_fields(kind: Any) -> dict[str, bool]:
-    """Return the names of a dataclass's fields, ``class`` for the label, and whether each must be there."""
-    return {"class" if f.name == "label" else f.name: f.default is MISSING and f.name != "parts" for f in fields(kind)}
-
-
-def _read(kind: type[T], values: Any, what: str) -> T:
-    return kind(**_read_fields(kind, values, what))
-
-
-def _read_creature(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return what makes a creature; without ``parts`` it has those of its class."""
-    parts = values.get("parts", CLASSES[values["label"]].parts)
-    if not isinstance(parts, Mapping):
-        raise VitreousError(f"the parts of a {what} are a table of part and variant, not {parts!r:.60}")
-    return {"label": values["label"], "parts": dict(parts), "pose": _read(Pose, values["pose"], "pose")}
+def _read_field(name: str, value: Any) -> Any:
+    if name in _KINDS and (value is not None or name not in ("marker", "companion")):
+        return _read(_KINDS[name], value, name)
+    if name == "objects" and isinstance(value, list | tuple):
+        return tuple(_read(BackgroundObject, item, "object") for item in value)
+    if name == "objects" or (name == "parts" and not isinstance(value, Mapping)):
+        raise VitreousError(
+            f"the {name} of a scene are a {'list' if name == 'objects' else 'table'}, not {value!r:.60}"
+        )
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _to_plain(values: Any) -> Any:
