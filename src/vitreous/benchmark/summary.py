@@ -24,7 +24,7 @@ from vitreous.benchmark.ranking import (
 from vitreous.benchmark.significance import LEVEL, PairedTest, compare_methods, pairs_of
 from vitreous.errors import VitreousError
 from vitreous.methods import Method, get_method
-from vitreous.metrics import ImageShape, Masks, RankedRemoval, WithoutParts
+from vitreous.metrics import ImageShape
 from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.ranking import Array
@@ -81,7 +81,7 @@ class Flag:
 def shared_perturbation(method: Method, metric: Metric) -> str | None:
     """Say what a method, or a component of it, shares with the perturbation of a metric; ``None`` if nothing."""
     requests = metric.requests(_EXAMPLE_SHAPE).values()
-    removals = {request.baseline for request in requests if isinstance(request, RankedRemoval | Masks | WithoutParts)}
+    removals = {name for request in requests for name in request.baselines(_EXAMPLE_SHAPE)}
     shared: dict[str, dict[str, None]] = {}
     for component in method.components():
         baseline = _shown_baseline(component)

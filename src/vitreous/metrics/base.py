@@ -30,32 +30,32 @@ _USUAL_SHAPE = ImageShape((224, 224), (14, 14))
 
 def choice(default: str, *others: str, kw_only: bool = False) -> Any:
     """Return a field that takes one of a few words."""
-    return field(
-        default=default, kw_only=kw_only, metadata={"check": registry.check_choice, "limit": (default, *others)}
-    )
+    return _checked(default, registry.check_choice, (default, *others), kw_only)
 
 
 def number(default: float, at_least: float, kw_only: bool = False) -> Any:
     """Return a field that takes a number that is not too small."""
-    return field(default=default, kw_only=kw_only, metadata={"check": registry.check_at_least, "limit": at_least})
+    return _checked(default, registry.check_at_least, at_least, kw_only)
 
 
 def odd_number(default: int) -> Any:
     """Return a field that takes an odd number: the rows and columns of a kernel."""
-    return field(default=default, metadata={"check": _check_odd, "limit": 1})
+    return _checked(default, _check_odd, 1)
+
+
+def baseline_name(default: str, fades: bool = False) -> Any:
+    """Return a field that takes the name of a baseline of images, perhaps one that an image can fade into."""
+    return _checked(default, check_baseline, fades)
+
+
+def _checked(default: Any, check: Callable[[str, Any, Any], None], limit: Any, kw_only: bool = False) -> Any:
+    return field(default=default, kw_only=kw_only, metadata={"check": check, "limit": limit})
 
 
 def _check_odd(name: str, value: int, minimum: int) -> None:
     registry.check_at_least(name, value, minimum)
     if value % 2 == 0:
         raise SpecError(f"{name}={value} must be odd")
-
-
-def baseline_name(default: str, fades: bool = False) -> Any:
-    """Return a field that takes the name of a baseline of images."""
-    return field(
-        default=default, metadata={"check": lambda _, name, limit: check_baseline(name, limit), "limit": fades}
-    )
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,7 @@ class Metric:
 
     def per_image(self, parts: Array) -> Array:
         """Return one number per image from its parts: the first of them."""
-        first: Array = parts[:, 0]
-        return first
+        return np.asarray(parts[:, 0])
 
     def aggregate(self, parts: Array, weights: Array) -> Array:
         """Return the score of all images ``[r]``, for each row of weights ``[r, n]`` (resamples, or ones).

@@ -135,14 +135,14 @@ _ALL = (
 BASELINES: dict[str, Baseline] = {baseline.name: baseline for baseline in _ALL}
 
 
-def check_baseline(name: str, fades: bool = False) -> None:
-    """Refuse what is no baseline of images, or one that an image cannot be faded into."""
+def check_baseline(parameter: str, name: str, fades: bool) -> None:
+    """Refuse what is no baseline of images, or one that an image cannot be faded into although it ``fades``."""
     if name == DROP:
-        raise SpecError("baseline 'drop' removes tokens; use a token metric such as token_deletion_accuracy")
+        raise SpecError(f"{parameter}='drop' removes tokens; use a token metric such as token_deletion_accuracy")
     if name not in BASELINES:
         raise SpecError(f"unknown baseline {name!r} (there are: {', '.join(BASELINES)}){nearest(name, BASELINES)}")
     if fades and BASELINES[name].imputes:
-        raise SpecError(f"baseline {name!r} depends on what is removed; an image cannot fade into it")
+        raise SpecError(f"{parameter}={name!r} depends on what is removed; an image cannot fade into it")
 
 
 # -- the solver of ROAD --------------------------------------------------------------------------------

@@ -31,15 +31,12 @@ from vitreous.tracing.runner import refuse_not_finite
 
 _log = logging.getLogger(__name__)
 _AUDITED = 32  # states that are run again together; after each such group they are picked half as often
+_SIZES = ("images_per_unit", "attribution_batch", "forward_batch")
 _AUTOCAST = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def _one_of(default: str, *choices: str) -> Any:
     return field(default=default, metadata={"choices": (default, *choices)})
-
-
-def _size(default: float) -> Any:
-    return field(default=default, metadata={"identity": False})
 
 
 @dataclass(frozen=True)
@@ -88,16 +85,16 @@ class EvaluationConfig:
     tie_breaking: str = _one_of("random", "raster", "reverse_raster")
     nan_policy: str = _one_of("exclude", "lowest", "raise")
     seed: int = 0
-    memory_gb: float = _size(4.0)
-    images_per_unit: int = _size(32)
-    attribution_batch: int = _size(32)
-    forward_batch: int = _size(32)
+    memory_gb: float = 4.0
+    images_per_unit: int = 32
+    attribution_batch: int = 32
+    forward_batch: int = 32
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         for name, choices in self.choices().items():
             check_choice(name, getattr(self, name), choices)
-        for name in ("images_per_unit", "attribution_batch", "forward_batch"):
+        for name in _SIZES:
             check_at_least(name, getattr(self, name), 1)
 
     @classmethod
@@ -107,38 +104,35 @@ class EvaluationConfig:
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that can change a number by more than its last digits."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("identity", True)}
+        return {name: value for name, value in vars(self).items() if name not in ("memory_gb", *_SIZES)}
 
 
 @dataclass(frozen=True)
 class Audit:
-    """How far half precision was off."""
+    """How far half precision was off.
+
+    Parameters
+    ----------
+    states : int
+        How many states were compared.
+    log_probability, probability : float
+        Largest difference of a scored log-probability, and of a probability.
+    agreement : float
+        Share of states with the same arg-max.
+    """
 
     states: int
     log_probability: float
-    """Largest difference of a scored log-probability."""
     probability: float
-    """Largest difference of a scored probability."""
     agreement: float
-    """Share of states with the same arg-max."""
 
     def __or__(self, other: Audit | None) -> Audit:
         """Return the audit of the states of both."""
         if other is None:
             return self
-        total = self.states + other.states
-        return Audit(
-            total,
-            max(self.log_probability, other.log_probability),
-            max(self.probability, other.probability),
-            (self.agreement * self.states + other.agreement * other.states) / total,
-        )
-
-
-class _Sample(NamedTuple):
-    inputs: Tensor
-    classes: Tensor
-    logprobs: Tensor
+        total, largest = self.states + other.states, max(self.log_probability, other.log_probability)
+        agreement = (self.agreement * self.states + other.agreement * other.states) / total
+        return Audit(total, largest, max(self.probability, other.probability), agreement)
 
 
 @dataclass
@@ -152,19 +146,19 @@ class Auditor:
     image_batches: int = 0
     token_batches: int = 0
     stride: int = 1
-    samples: list[_Sample] = field(default_factory=list)
+    samples: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     compared: list[Tensor] = field(default_factory=list)
 
     def add(self, inputs: Tensor, keep: Tensor | None, classes: Tensor, logprobs: Tensor) -> None:
         """Perhaps pick a state from a batch of images that was just run, or compare some of a batch of token states."""
         if keep is not None:
             if self.token_batches in {0, *(8**power for power in range(1, 12))}:
-                self._compare(self.exact(inputs[:4], keep[:4]), _Sample(inputs[:4], classes[:4], logprobs[:4]))
+                self._compare(inputs[:4], classes[:4], logprobs[:4], keep[:4])
             self.token_batches += 1
             return
         if self.image_batches % self.stride == 0:
             row = [self.image_batches % len(inputs)]
-            self.samples.append(_Sample(inputs[row], classes[row], logprobs[row]))
+            self.samples.append((inputs[row], classes[row], logprobs[row]))
             if len(self.samples) == _AUDITED:
                 self._compare_samples()
                 self.stride *= 2
@@ -176,21 +170,21 @@ class Auditor:
         if not self.compared:
             return None
         rows = torch.cat(self.compared).cpu()
-        worst = rows.amax(dim=0)
-        return Audit(len(rows), float(worst[0]), float(worst[1]), float(rows[:, 2].mean()))
+        log_probability, probability, _ = rows.amax(dim=0).tolist()
+        return Audit(len(rows), log_probability, probability, float(rows[:, 2].mean()))
 
     def _compare_samples(self) -> None:
         if self.samples:
-            sample = _Sample(*(torch.cat(column) for column in zip(*self.samples, strict=True)))
-            self._compare(self.exact(sample.inputs, None), sample)
+            self._compare(*(torch.cat(column) for column in zip(*self.samples, strict=True)))
             self.samples = []
 
-    def _compare(self, exact: Tensor, sample: _Sample) -> None:
-        expected, actual = exact.gather(1, sample.classes), sample.logprobs.gather(1, sample.classes)
+    def _compare(self, inputs: Tensor, classes: Tensor, logprobs: Tensor, keep: Tensor | None = None) -> None:
+        exact = self.exact(inputs, keep)
+        expected, actual = exact.gather(1, classes), logprobs.gather(1, classes)
         rows = [
             (expected - actual).abs().amax(dim=1),
             (expected.exp() - actual.exp()).abs().amax(dim=1),
-            (exact.argmax(dim=1) == sample.logprobs.argmax(dim=1)).to(expected.dtype),
+            (exact.argmax(dim=1) == logprobs.argmax(dim=1)).to(expected.dtype),
         ]
         self.compared.append(torch.stack(rows, dim=1).float())
 
@@ -204,8 +198,7 @@ class _Tokens(NamedTuple):
     classes: Tensor
     slots: Array
 
-    def part(self, start: int, stop: int) -> _Tokens:
-        rows = slice(start, stop)
+    def part(self, rows: slice) -> _Tokens:
         return _Tokens(self.tokens, self.rows[rows], self.keep[rows], self.classes[rows], self.slots[rows])
 
 
@@ -240,12 +233,14 @@ class BatchRunner:
         self.audit: Audit | None = None
         self._autocast = _AUTOCAST[self.config.precision]
         self._class_offset = _class_offset(model, self.config.class_subset)
-        self._auditor = None if self._autocast is None else Auditor(self._exact)
+        self._auditor = (
+            None
+            if self._autocast is None
+            else Auditor(lambda inputs, keep: self._run(inputs, keep, exact=True).log_softmax(dim=1))
+        )
         self.renderer = Renderer(self)
-        self.num_slots = 0
-        self._buffer = torch.empty(0)
-        self._classes = torch.empty(0)
-        self._filled = 0
+        self.num_slots = self._filled = 0
+        self._buffer = self._classes = torch.empty(0)
         self._pending: list[Array] = []
         self._missing: list[tuple[slice, Tensor | None]] = []
         self._queues: dict[int, list[_Tokens]] = {}
@@ -326,27 +321,23 @@ class BatchRunner:
         return Readings(log_probability, logit, arg_max[:, 0].astype(np.int64))
 
     def _run_images(self) -> None:
+        """Fill in the missing pixels of the batch, all states at once, and run it."""
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
-        self._inpaint(inputs)
-        self._answer(inputs, None, classes, np.concatenate(self._pending))
-        self._filled, self._pending, self._missing = 0, [], []
-
-    def _inpaint(self, batch: Tensor) -> None:
-        """Fill in the missing pixels of the batch, all states at once."""
         missing = [(rows, mask) for rows, mask in self._missing if mask is not None]
         if missing:
-            rows = torch.cat([torch.arange(rows.start, rows.stop) for rows, _ in missing]).to(batch.device)
-            batch[rows] = inpaint(batch[rows], torch.cat([mask for _, mask in missing]))
+            rows = torch.cat([torch.arange(rows.start, rows.stop) for rows, _ in missing]).to(inputs.device)
+            inputs[rows] = inpaint(inputs[rows], torch.cat([mask for _, mask in missing]))
+        self._answer(inputs, None, classes, np.concatenate(self._pending))
+        self._filled, self._pending, self._missing = 0, [], []
 
     def _run_tokens(self, queue: list[_Tokens]) -> None:
         taken, free = [], self.batch_size
         while queue and free:
             states = queue.pop(0)
             if len(states.slots) > free:
-                queue.insert(0, states.part(free, len(states.slots)))
-                states = states.part(0, free)
-            taken.append(states)
-            free -= len(states.slots)
+                queue.insert(0, states.part(slice(free, None)))
+            taken.append(states.part(slice(free)))
+            free -= len(taken[-1].slots)
         inputs = torch.cat([self._kept_tokens(states) for states in taken])
         keep, classes = torch.cat([states.keep for states in taken]), torch.cat([states.classes for states in taken])
         self._answer(inputs, keep, classes, np.concatenate([states.slots for states in taken]))
@@ -384,9 +375,6 @@ class BatchRunner:
             return torch.cat([-logits, logits], dim=1) / 2
         return logits if self._class_offset is None else logits + self._class_offset
 
-    def _exact(self, inputs: Tensor, keep: Tensor | None) -> Tensor:
-        return self._run(inputs, keep, exact=True).log_softmax(dim=1)
-
     def _precision(self, exact: bool = False) -> AbstractContextManager[object]:
         half = self._autocast is not None and not exact  # off also where the surroundings have it on
         return torch.autocast(self.model.device.type, dtype=self._autocast, enabled=half)
@@ -404,8 +392,7 @@ def default_forward_batch(
     usual = 32 if model.device.type == "cpu" else 256
     if memory_gb is None:
         return usual
-    height, width = size or model.preprocess.size
-    probe = torch.empty(1, 3, height, width, dtype=model.dtype, device=model.device)
+    probe = torch.empty(1, 3, *(size or model.preprocess.size), dtype=model.dtype, device=model.device)
     return min(usual, inner_batch(model, probe, memory_gb))
 
 

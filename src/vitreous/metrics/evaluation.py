@@ -7,7 +7,7 @@ states have been run: all that a metric reads.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,16 +19,14 @@ from torch import Tensor
 from vitreous.errors import MapError, TargetError, VitreousError
 from vitreous.metrics.baselines import BASELINES
 from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig, Readings
-from vitreous.metrics.perturb import ImageBatch, ImageShape, MapBatch, copies, on
+from vitreous.metrics.perturb import ImageBatch, ImageShape, copies, on
 from vitreous.metrics.ranking import NONFINITE, Array, enlarged, finite, flag, patched, sound
 from vitreous.metrics.requests import (
     CLEAN,
-    RankedRemoval,
-    Reattribution,
+    MapBatch,
     RemovalLayout,
     Request,
     enqueue_orders,
-    removal_slots,
 )
 from vitreous.models import VisionModel
 
@@ -169,13 +167,12 @@ class Evaluation:
 
     def fraction(self, request: str | Request) -> Array:
         """Return the share of pixels or tokens that is kept or removed in each state, ``[J]``."""
-        removal = self._request(request)
-        assert isinstance(removal, RankedRemoval)
-        return np.array(removal.counts) / removal.size(self.image_shape)
+        removal: Any = self._request(request)
+        return np.asarray(np.array(removal.counts) / removal.size(self.image_shape))
 
     def loss(self, request: str | Request, output: str = "logit") -> Array:
         """Return by how much the scored class's ``logit`` or ``probability`` is lower in each state, ``[B, J]``."""
-        read = self.logit if output == "logit" else self.probability
+        read = getattr(self, output)
         return np.asarray(read()[:, None] - read(request))
 
     def loss_without_parts(self, request: str | Request, output: str = "logit") -> list[dict[str, float]]:
@@ -198,14 +195,14 @@ class Evaluation:
     def _slots(self, request: str | Request) -> tuple[Array, Array]:
         """Return where the answers stand, ``[B, J]``, and for which images there are none."""
         slots = self._array("slots", request)
-        return slots, np.zeros(len(slots), bool) if self._request(request).shared else self.left_out
+        return slots, np.zeros(len(slots), bool) if self._request(request).is_shared else self.left_out
 
     def _request(self, request: str | Request) -> Request:
         return self.requests[request] if isinstance(request, str) else request
 
     def _array(self, kind: str, request: str | Request) -> Array:
         value = self._request(request)
-        key = (kind, value, None if value.shared else self.explain_class)
+        key = (kind, value, None if value.is_shared else self.explain_class)
         if key not in self.arrays:
             raise VitreousError(f"a metric reads {kind} of {value!r:.80}, which it did not request")
         return self.arrays[key]
@@ -235,32 +232,23 @@ class RequestPlan:
 
     def __init__(self, metrics: Sequence[Metric], image_shape: ImageShape) -> None:
         self.image_shape = image_shape
-        self.removals: dict[str, dict[RankedRemoval, None]] = {}
-        """States along the order of a map, by the class that it explains."""
-        self.others: dict[str, dict[Request, None]] = {}
-        """What else depends on a map."""
+        self.by_class: dict[str, dict[Request, None]] = {}
         self.shared: dict[Request, None] = {}
         for metric in metrics:
-            removals = self.removals.setdefault(metric.explain_class, {})
-            others = self.others.setdefault(metric.explain_class, {})
+            own = self.by_class.setdefault(metric.explain_class, {})
             for request in metric.requests(image_shape).values():
-                if request.shared:
-                    self.shared[request] = None
-                elif isinstance(request, RankedRemoval):
-                    removals[request] = None
-                else:
-                    others[request] = None
-        requests: Iterable[Request] = chain(self.shared, *self.removals.values(), *self.others.values())
+                (self.shared if request.is_shared else own)[request] = None
+        requests = chain(self.shared, *self.by_class.values())
         baselines = [pair for request in requests for pair in request.baselines(image_shape).items()]
         self.baselines = sorted(dict(baselines))
-        self.fully_removed = sorted({name for name, is_shown_bare in baselines if is_shown_bare})
+        self.fully_removed = sorted({name for name, is_fully_removed in baselines if is_fully_removed})
         self._layouts: dict[frozenset[str], RemovalLayout] = {}
 
     def layout(self, modes: frozenset[str]) -> RemovalLayout:
         """Return the states of a map that explains these classes at once."""
         if modes not in self._layouts:
-            removals = [removal for mode in modes for removal in self.removals[mode]]
-            self._layouts[modes] = RemovalLayout(removals, self.image_shape)
+            requests = [request for mode in modes for request in self.by_class[mode]]
+            self._layouts[modes] = RemovalLayout(requests, self.image_shape)
         return self._layouts[modes]
 
 
@@ -289,13 +277,13 @@ class Evaluator:
     @property
     def modes(self) -> tuple[str, ...]:
         """Which explained classes the metrics need maps of."""
-        return tuple(sorted(self.plan.others))
+        return tuple(sorted(self.plan.by_class))
 
     @property
-    def reattributions(self) -> dict[str, list[Reattribution]]:
+    def reattributions(self) -> dict[str, list[Any]]:
         """The maps that metrics want to be computed again, by the class that they explain."""
-        by_mode = self.plan.others.items()
-        return {mode: [r for r in requests if isinstance(r, Reattribution)] for mode, requests in by_mode}
+        by_class = self.plan.by_class.items()
+        return {mode: [request for request in requests if request.num_maps] for mode, requests in by_class}
 
     def add(
         self,
@@ -367,18 +355,15 @@ class Evaluator:
         starts = np.where(left_out, -1, self.runner.num_slots + np.cumsum(lengths) - lengths)
         self.runner.reserve(int(lengths.sum()))
         values = maps.values.cpu().numpy()
-        for mode, rows in maps.rows.items():
+        for mode, requests in self.plan.by_class.items():
+            rows = maps.rows[mode]
             table.add("flags", flags[rows], None, mode)
             table.add("left out", left_out[rows], None, mode)
             table.add("maps", values[rows], None, mode)
-            for removal in self.plan.removals[mode]:
-                slots = removal_slots(removal, [layouts[row] for row in rows], starts[rows], images)
-                table.add("slots", slots, removal, mode)
-        for mode, requests in self.plan.others.items():
-            rows, size = maps.rows[mode], self.plan.image_shape.pixels
-            of_class = MapBatch(mode, maps.values[on(rows, maps.values)], flags[rows], left_out[rows], size)
+            of_class, own = maps.values[on(rows, maps.values)], [layouts[row] for row in rows]
+            batch = MapBatch(mode, of_class, flags[rows], left_out[rows], own, starts[rows])
             for request in requests:
-                request.enqueue(self.runner, images, of_class, table)
+                request.enqueue(self.runner, images, batch, table)
         good = np.flatnonzero(~left_out)
         if len(good):
             ranked = sound(maps.values[on(good, maps.values)], on(flags[good], maps.values))

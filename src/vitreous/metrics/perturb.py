@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.baselines import BASELINES, inpaint, noise
-from vitreous.metrics.ranking import Array, enlarged, order, scaled, sound, token_map, unit_ranks
+from vitreous.metrics.ranking import Array, order, scaled, token_map, unit_ranks
 from vitreous.models import VisionModel
 
 if TYPE_CHECKING:
     from vitreous.metrics.batch_runner import BatchRunner
-    from vitreous.metrics.requests import RankedRemoval
+    from vitreous.metrics.requests import RankedRemoval, Run
 
 Write = Callable[[Tensor, int, int], Tensor | None]
 """Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer; returns which pixels ``[n, H, W]``
@@ -104,22 +104,6 @@ class ImageBatch:
         return self._tokens
 
 
-@dataclass(frozen=True)
-class MapBatch:
-    """The maps of one method that explain one kind of class: ``values`` ``[B, h, w]`` and their ``flags`` ``[B]``."""
-
-    explain_class: str
-    values: Tensor
-    flags: Array
-    left_out: Array
-    size: tuple[int, int]
-
-    def at_pixels(self, interpolation: str) -> Array:
-        """Return the maps enlarged to the pixels, constant ones as zeros."""
-        ranked = sound(self.values.double().cpu(), torch.from_numpy(self.flags))
-        return enlarged(ranked.numpy(), self.size, interpolation)
-
-
 def copies(images: Tensor) -> Write:
     """Return what writes images as they are."""
 
@@ -194,6 +178,29 @@ def _impute(
     return write
 
 
+class OrderWriter:
+    """Writes the states of one order after the other; ranks, weights and spans are computed once for all of them."""
+
+    def __init__(self, images: ImageBatch, values: Tensor, interpolation: str, tie_breaking: str, seed: int) -> None:
+        self.images, self.values, self.ranking = images, values, (interpolation, tie_breaking, seed)
+        self.by_unit: dict[str, Tensor] = {}
+        self.spans: dict[tuple[tuple[int, int], ...], Tensor] = {}
+
+    def write(self, run: Run | RankedRemoval, row: int, image: int) -> Write:
+        """Return what writes the states of one run."""
+        size, unit, blends = self.images.image_shape.pixels, run.unit, run.unit.startswith("blend:")
+        if unit not in self.by_unit:
+            self.by_unit[unit] = (
+                scaled(self.values, size, unit[6:]) if blends else unit_ranks(self.values, size, unit, *self.ranking)
+            )
+        weights_or_ranks = self.by_unit[unit][row]
+        if blends:
+            return fade(self.images, image, run.baseline, weights_or_ranks)
+        if run.spans not in self.spans:
+            self.spans[run.spans] = torch.tensor(run.spans, dtype=torch.int32, device=self.values.device)
+        return select(self.images, image, run.baseline, run.keep, self.spans[run.spans], weights_or_ranks)
+
+
 class Renderer:
     """Draws states in threads while the model runs the last ones, and queues them in the order of their requests.
 
@@ -206,20 +213,16 @@ class Renderer:
         self._runner = weakref.proxy(runner)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         self._threads = max(1, cores or 1)
-        self._pool: ThreadPoolExecutor | None = None
-        self._shutdown: Callable[[], Any] | None = None
+        self._pool = ThreadPoolExecutor(self._threads, "vitreous-draw")
+        # also where an error elsewhere means that nobody finishes this
+        self._shutdown = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         self._queue: deque[tuple[Future[Rendered], Tensor, Array, Array, tuple[int, ...]]] = deque()
 
     def add(self, task: RenderTask, classes: Tensor, slots: Array, numbers: Array) -> None:
         """Have the states of one image drawn."""
         draw, image, values, key = task
         try:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._threads, "vitreous-draw")
-                # also where an error elsewhere means that nobody finishes this
-                self._shutdown = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
-            future = self._pool.submit(draw, image, values, key)
-            self._queue.append((future, classes, slots, numbers, image.shape))
+            self._queue.append((self._pool.submit(draw, image, values, key), classes, slots, numbers, image.shape))
             self._run(_AHEAD * self._threads)
         except BaseException:  # an interruption too
             self.close()
@@ -235,9 +238,7 @@ class Renderer:
     def close(self) -> None:
         """Begin nothing more, and let the threads go."""
         self._queue.clear()
-        self._pool = None
-        if self._shutdown is not None:
-            self._shutdown()
+        self._shutdown()
 
     def _run(self, most: int) -> None:
         """Queue what was drawn, the oldest first, until at most so many are waiting."""
@@ -272,28 +273,18 @@ def perturbed(
     inputs, maps = model.cast(inputs), maps.to(inputs.device)
     baseline = "zero_norm" if request.unit == "token" else request.baseline
     images = ImageBatch(model, inputs, inputs.new_zeros(len(inputs), 1), [baseline], seed)
-    spans = torch.tensor(request.spans, dtype=torch.int32, device=inputs.device)
-    size = images.image_shape.pixels
-    states = inputs.new_empty(len(inputs), len(spans), *inputs.shape[1:])
+    writer = OrderWriter(images, maps, interpolation, tie_breaking, seed)
+    states = inputs.new_empty(len(inputs), len(request.spans), *inputs.shape[1:])
     for image in range(len(inputs)):
-        values = maps[image : image + 1]
-        if request.unit.startswith("blend:"):
-            write = fade(images, image, baseline, scaled(values, size, request.unit[6:])[0])
-        elif request.unit == "token":
-            ranked = order(token_map(values, model, inputs).flatten(1), tie_breaking, seed)[0]
-            write = masked(images, image, baseline, _removed_tokens(request, ranked, model.grid(inputs)))
+        if request.unit == "token":
+            ranked = order(token_map(maps[[image]], model, inputs).flatten(1), tie_breaking, seed)[0]
+            removed = torch.full((len(request.spans), len(ranked)), request.keep, device=ranked.device)
+            for state, (start, stop) in enumerate(request.spans):
+                removed[state, ranked[start:stop]] = not request.keep
+            write = masked(images, image, baseline, removed.view(-1, *model.grid(inputs)))
         else:
-            ranks = unit_ranks(values, size, request.unit, interpolation, tie_breaking, seed)[0]
-            write = select(images, image, baseline, request.keep, spans, ranks)
-        missing = write(states[image], 0, len(spans))
+            write = writer.write(request, image, image)
+        missing = write(states[image], 0, len(request.spans))
         if missing is not None:
             states[image] = inpaint(states[image], missing)
     return states
-
-
-def _removed_tokens(request: RankedRemoval, ranked: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return which tokens are removed in every state, ``[J, h, w]``."""
-    removed = torch.zeros(len(request.spans), len(ranked), dtype=torch.bool, device=ranked.device)
-    for state, (start, stop) in enumerate(request.spans):
-        removed[state, ranked[start:stop]] = True
-    return (~removed if request.keep else removed).view(-1, *grid)

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError
 from vitreous.metrics.perturb import ImageShape as ImageShape
-from vitreous.metrics.perturb import copies, fade, masked, on, select
-from vitreous.metrics.ranking import Array, order, scaled, token_map, unit_ranks
+from vitreous.metrics.perturb import OrderWriter, copies, masked, on
+from vitreous.metrics.ranking import Array, enlarged, order, sound, token_map
 from vitreous.models import Preprocess, VisionModel
 from vitreous.tracing.prng import PRNGKey
 
 if TYPE_CHECKING:
-    from vitreous.metrics.batch_runner import BatchRunner, EvaluationConfig
+    from vitreous.metrics.batch_runner import BatchRunner
     from vitreous.metrics.evaluation import AnswerTable
-    from vitreous.metrics.perturb import ImageBatch, MapBatch, Write
+    from vitreous.metrics.perturb import ImageBatch
 
 Span = tuple[int, int]
 Removal = tuple[str, str, bool, Span]
@@ -42,7 +42,7 @@ CLEAN = "clean"
 class Request:
     """Something that a metric requests; a frozen, hashable value, so that equal ones are answered once."""
 
-    shared: bool = True
+    is_shared: bool = True
     """Whether the answer does not depend on a map, so that it is the same for all methods."""
     num_maps: int = 0
     """How many maps of each image have to be computed again."""
@@ -51,7 +51,7 @@ class Request:
 
     def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
         """Return the states to run, for each map or, where they are shared, for each image; the clean image aside."""
-        return frozenset()
+        return frozenset((self, index) for index in range(getattr(self, "n", 0)))
 
     def count(self, image_shape: ImageShape) -> int | None:
         """Return how many states there are; ``None`` if that depends on the image."""
@@ -61,13 +61,17 @@ class Request:
         """Return what takes the place of removed pixels, and whether some state is nothing else."""
         return {}
 
+    def removals(self, image_shape: ImageShape) -> frozenset[Removal]:
+        """Return the states along the order of a map, which are run once for all requests."""
+        return frozenset()
+
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         """Queue the states of some images, of their maps unless shared, and note where the answers will stand."""
 
 
 def num_states(requests: Iterable[Request], image_shape: ImageShape, shared: bool) -> int:
     """Return how many different states some requests have for each map, or, if ``shared``, for each image."""
-    states = (request.states(image_shape) for request in requests if request.shared == shared)
+    states = (request.states(image_shape) for request in requests if request.is_shared == shared)
     return len(frozenset[Hashable]().union(*states))
 
 
@@ -127,7 +131,7 @@ class RankedRemoval(Request):
         return tuple(stop - start for start, stop in self.spans)
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]
+    def is_shared(self) -> bool:  # type: ignore[override]
         return self.by == "random"
 
     def size(self, image_shape: ImageShape) -> int:
@@ -147,26 +151,53 @@ class RankedRemoval(Request):
         return CLEAN if left == size else self.baseline if left == 0 else None
 
     def removals(self, image_shape: ImageShape) -> frozenset[Removal]:
-        """Return the states between both ends."""
         spans = (span for span in self.spans if self.end(span, image_shape) is None)
         return frozenset((self.unit, self.baseline, self.keep, span) for span in spans)
 
     def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
         removals = self.removals(image_shape)
-        return frozenset(removals if self.by == "map" else ((self, removal) for removal in removals))
+        return frozenset((self, removal) for removal in removals) if self.is_shared else frozenset(removals)
 
     def baselines(self, image_shape: ImageShape) -> Mapping[str, bool]:
         ends = {self.end(span, image_shape) for span in self.spans}
         return {self.baseline: self.baseline in ends} if ends - {CLEAN} else {}
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
-        """Queue the states of a random order; those of maps are merged first: see ``Evaluator``."""
-        layout, size = RemovalLayout([self], images.image_shape), len(images.inputs)
-        grid = images.image_shape.tokens if self.unit == "token" else images.image_shape.pixels
-        values = PRNGKey.of_images(images.seed, "order", images.inputs).uniform(*grid)
-        starts = runner.reserve(size, layout.length)[:, 0] if layout.length else np.zeros(size, np.int64)
-        enqueue_orders(runner, images, values, np.arange(size), [layout] * size, starts)
-        table.add("slots", removal_slots(self, [layout] * size, starts, images), self)
+        """Note where the answers stand; of a random order, queue the states too: those of a map are merged first."""
+        if maps is None:
+            layout, size = RemovalLayout([self], images.image_shape), len(images.inputs)
+            grid = images.image_shape.tokens if self.unit == "token" else images.image_shape.pixels
+            values = PRNGKey.of_images(images.seed, "order", images.inputs).uniform(*grid)
+            starts = runner.reserve(size, layout.length)[:, 0] if layout.length else np.zeros(size, np.int64)
+            enqueue_orders(runner, images, values, np.arange(size), [layout] * size, starts)
+            table.add("slots", self._slots(images, [layout] * size, starts), self)
+        else:
+            table.add("slots", self._slots(images, maps.layouts, maps.starts), self, maps.explain_class)
+
+    def _slots(self, images: ImageBatch, layouts: Sequence[RemovalLayout], starts: Array) -> Array:
+        """Return where the answers stand, ``[B, J]``, in blocks of these layouts that begin at ``starts`` ``[B]``."""
+        states = [(self.unit, self.baseline, self.keep, span) for span in self.spans]
+        positions = {layout: [layout.position.get(state, -1) for state in states] for layout in set(layouts)}
+        slots: Array = starts[:, None] + np.array([positions[layout] for layout in layouts]).reshape(len(starts), -1)
+        for column, span in enumerate(self.spans):
+            if (end := self.end(span, images.image_shape)) is not None:
+                slots[:, column] = images.ends[end]
+        return slots
+
+
+@dataclass(frozen=True, eq=False)
+class MapBatch:
+    """The maps of one method that explain one kind of class, ``[B, h, w]``, their flags, and where their answers stand.
+
+    The states of map b are those of ``layouts[b]``, and their answers begin at ``starts[b]``.
+    """
+
+    explain_class: str
+    values: Tensor
+    flags: Array
+    left_out: Array
+    layouts: Sequence[RemovalLayout]
+    starts: Array
 
 
 class Run(NamedTuple):
@@ -182,7 +213,7 @@ class Run(NamedTuple):
 class RemovalLayout:
     """The states that some requests have along one order, each once, and the position of each among them."""
 
-    def __init__(self, requests: Iterable[RankedRemoval], image_shape: ImageShape) -> None:
+    def __init__(self, requests: Iterable[Request], image_shape: ImageShape) -> None:
         states = sorted(frozenset[Removal]().union(*(request.removals(image_shape) for request in requests)))
         self.position = {state: position for position, state in enumerate(states)}
         self.length = len(states)
@@ -190,22 +221,6 @@ class RemovalLayout:
         for (unit, baseline, keep), group in groupby(states, key=lambda state: state[:3]):
             spans = tuple(span for *_, span in group)
             self.runs.append(Run(unit, baseline, keep, spans, self.position[unit, baseline, keep, spans[0]]))
-
-    def positions(self, request: RankedRemoval) -> list[int]:
-        """Return the position of each state of a request, -1 for those at the ends of its curve."""
-        key = (request.unit, request.baseline, request.keep)
-        return [self.position.get((*key, span), -1) for span in request.spans]
-
-
-def removal_slots(request: RankedRemoval, layouts: Sequence[RemovalLayout], starts: Array, images: ImageBatch) -> Array:
-    """Return where the answers about some images stand, ``[B, J]``, in blocks that begin at ``starts`` ``[B]``."""
-    by_layout = {layout: layout.positions(request) for layout in set(layouts)}
-    positions = np.array([by_layout[layout] for layout in layouts]).reshape(len(starts), -1)
-    slots: Array = starts[:, None] + positions
-    for column, span in enumerate(request.spans):
-        if (end := request.end(span, images.image_shape)) is not None:
-            slots[:, column] = images.ends[end]
-    return slots
 
 
 def enqueue_orders(
@@ -221,44 +236,18 @@ def enqueue_orders(
     ``values`` ``[R, h, w]`` are ranked; row r belongs to image ``owners[r]``, has the states of ``layouts[r]`` and its
     answers stand from ``starts[r]`` on.
     """
-    distinct, size = list(dict.fromkeys(layouts)), images.image_shape.pixels
-    writer = _RunWriter(images, values, runner.config)
+    config, size = runner.config, images.image_shape.pixels
+    writer = OrderWriter(images, values, config.interpolation, config.tie_breaking, config.seed)
     for row, (image, layout, start) in enumerate(zip(owners.tolist(), layouts, starts.tolist(), strict=True)):
         for run in layout.runs:
             if run.unit != "token":
                 slots = np.arange(start + run.start, start + run.start + len(run.spans))
                 runner.add_images(writer.write(run, row, image), size, images.scored[image], slots)
-    for layout in distinct:
+    for layout in dict.fromkeys(layouts):
         runs = [run for run in layout.runs if run.unit == "token"]
         if runs:
             rows = np.array([row for row, other in enumerate(layouts) if other is layout])
             _enqueue_tokens(runner, images, values[on(rows, values)], owners[rows], runs, starts[rows])
-
-
-class _RunWriter:
-    """Writes the states of one order after the other; ranks, weights and spans are computed once for all of them."""
-
-    def __init__(self, images: ImageBatch, values: Tensor, config: EvaluationConfig) -> None:
-        self.images, self.values, self.config, self.size = images, values, config, images.image_shape.pixels
-        self.by_unit: dict[str, Tensor] = {}
-        self.spans: dict[tuple[Span, ...], Tensor] = {}
-
-    def write(self, run: Run, row: int, image: int) -> Write:
-        """Return what writes the states of one run."""
-        if run.unit not in self.by_unit:
-            self.by_unit[run.unit] = self._weights_or_ranks(run.unit)
-        weights_or_ranks = self.by_unit[run.unit][row]
-        if run.unit.startswith("blend:"):
-            return fade(self.images, image, run.baseline, weights_or_ranks)
-        if run.spans not in self.spans:
-            self.spans[run.spans] = torch.tensor(run.spans, dtype=torch.int32, device=self.values.device)
-        return select(self.images, image, run.baseline, run.keep, self.spans[run.spans], weights_or_ranks)
-
-    def _weights_or_ranks(self, unit: str) -> Tensor:
-        if unit.startswith("blend:"):
-            return scaled(self.values, self.size, unit[6:])
-        config = self.config
-        return unit_ranks(self.values, self.size, unit, config.interpolation, config.tie_breaking, config.seed)
 
 
 def _enqueue_tokens(
@@ -274,17 +263,8 @@ def _enqueue_tokens(
             runner.add_tokens(tokens, rows, keep, images.scored[rows], starts + position)
 
 
-class _Counted(Request):
-    """A request for ``n`` states."""
-
-    n: int
-
-    def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
-        return frozenset((self, index) for index in range(self.n))
-
-
 @dataclass(frozen=True)
-class Masks(_Counted):
+class Masks(Request):
     """States in which masks are removed that do not depend on a map: given ones, or drawn for each image.
 
     Parameters
@@ -393,7 +373,7 @@ class RandomMasks:
 
 
 @dataclass(frozen=True)
-class Images(_Counted):
+class Images(Request):
     """Other images made from an image: noisy, shifted, combined. ``make`` returns ``[B, n, 3, H, W]``."""
 
     name: str
@@ -430,7 +410,7 @@ class Measured(Request):
 
 
 @dataclass(frozen=True)
-class RenderedStates(_Counted):
+class RenderedStates(Request):
     """States that are drawn in 8 bits outside the model, in threads, with a number for each: its size on disk, say.
 
     ``draw`` gets the image ``[H, W, 3]`` in uint8, the map at its pixels ``[H, W]`` (``None`` with ``by="image"``, for
@@ -443,22 +423,23 @@ class RenderedStates(_Counted):
     by: str = "map"
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]
+    def is_shared(self) -> bool:  # type: ignore[override]
         return self.by == "image"
 
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
-        is_drawn = np.ones(len(images.inputs), bool) if maps is None else ~maps.left_out
+        is_drawn, mode = np.ones(len(images.inputs), bool), None
+        if maps is not None:
+            is_drawn, mode = ~maps.left_out, maps.explain_class
+            ranked = sound(maps.values.double().cpu(), torch.from_numpy(maps.flags))
+            fine = enlarged(ranked.numpy(), images.image_shape.pixels, runner.config.interpolation)
         slots, numbers = np.zeros((len(is_drawn), self.n), np.int64), np.full((len(is_drawn), self.n), np.nan)
         slots[is_drawn] = runner.reserve(int(is_drawn.sum()), self.n)
-        mode = None if maps is None else maps.explain_class
         table.add("slots", slots, self, mode)
         table.add("numbers", numbers, self, mode)  # filled in by the time all is done
-        fine = None if maps is None else maps.at_pixels(runner.config.interpolation)
         keys = PRNGKey.of_images(images.seed, "drawn", images.inputs).keys.tolist()
         for image in np.flatnonzero(is_drawn).tolist():
             picture = np.asarray(runner.model.preprocess.to_image(images.inputs[image]))
-            values = None if fine is None else fine[image]
-            task = (self.draw, picture, values, keys[image] % 2**63)
+            task = (self.draw, picture, None if maps is None else fine[image], keys[image] % 2**63)
             runner.renderer.add(task, images.scored[image], slots[image], numbers[image])
 
 
@@ -482,7 +463,7 @@ class Reattribution(Request):
     under: Callable[[VisionModel], VisionModel] | None = None
     seed: int | None = None
     target: str = "same"
-    shared = False
+    is_shared = False
 
     @property
     def num_maps(self) -> int:  # type: ignore[override]
