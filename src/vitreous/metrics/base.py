@@ -107,8 +107,6 @@ class Metric:
 
     info: ClassVar[MetricInfo]
     higher_is_better: ClassVar[bool] = True
-    needs_correctness: ClassVar[bool] = False
-    """Whether correctness is read, so that true classes are needed whatever is scored."""
     x_axis: ClassVar[str] = "share"
     """What its curves run over, where that is not how much of the image is removed."""
     can_exclude_images: ClassVar[bool] = False
@@ -186,25 +184,21 @@ class Metric:
     def _checked(self, value: Any, images: int) -> Array:
         try:
             array = np.asarray(value)
-            is_real = array.dtype.kind in "fiub"
         except Exception as error:  # whatever an array-like object does, such as a tensor on a GPU
             raise MapError(f"{self.spec}: score returned no array ({one_line(str(error))[:200]})") from None
-        if not is_real or array.ndim not in (1, 2) or 0 in array.shape[1:]:
+        if array.dtype.kind not in "fiub" or array.ndim not in (1, 2) or 0 in array.shape[1:]:
             kind = f"{list(array.shape)} of {array.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
             raise MapError(f"{self.spec}: score returned {kind}; scores are real numbers [B], or parts [B, P]")
         if len(array) != images:
             raise MapError(f"{self.spec}: score returned {len(array)} scores for {images} images")
         parts = as_parts(array)
         if is_external(type(self)):
-            self._check_shape("per_image", [len(parts)], lambda: self.per_image(parts.copy()))
-            self._check_shape("aggregate", [2], lambda: self.aggregate(parts.copy(), np.ones((2, len(parts)))))
+            with np.errstate(all="ignore"):
+                per_image, aggregates = self.per_image(parts.copy()), self.aggregate(parts.copy(), np.ones((2, images)))
+            for name, result, expected in (("per_image", per_image, [images]), ("aggregate", aggregates, [2])):
+                if list(np.shape(result)) != expected:
+                    raise MapError(f"{self.spec}: {name} returned the shape {list(np.shape(result))}, not {expected}")
         return parts
-
-    def _check_shape(self, name: str, expected: list[int], compute: Callable[[], Array]) -> None:
-        with np.errstate(all="ignore"):
-            shape = list(np.shape(compute()))
-        if shape != expected:
-            raise MapError(f"{self.spec}: {name} returned the shape {shape}, not {expected}")
 
     # -- collecting ------------------------------------------------------------------------------------
 
@@ -238,7 +232,7 @@ class Metric:
     @property
     def needs_labels(self) -> bool:
         """Whether true classes have to be known."""
-        return self.needs_correctness or "label" in (self.explain_class, self.score_class)
+        return "label" in (self.explain_class, self.score_class)
 
     def num_forwards(self, image_shape: ImageShape = _USUAL_SHAPE) -> int:
         """How many states of its own each map takes; the clean image and bare baselines are shared by all."""
@@ -260,8 +254,7 @@ class Metric:
     @property
     def annotation_kinds(self) -> tuple[str, ...]:
         """What has to be known about every image: ``mask``, ``boxes``, ``parts`` or any ``region``."""
-        kinds = (request.annotation for request in self.requests(_USUAL_SHAPE).values())
-        return tuple(kind for kind in kinds if kind is not None)
+        return tuple(r.annotation for r in self.requests(_USUAL_SHAPE).values() if r.annotation is not None)
 
     @property
     def spec(self) -> str:

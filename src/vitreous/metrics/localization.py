@@ -13,7 +13,7 @@ import torch
 from vitreous.errors import SpecError
 from vitreous.metrics.base import Metric, choice, number, odd_number, register_metric
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.ranking import Array, order
+from vitreous.metrics.ranking import Array, order, ratio
 from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
 from vitreous.metrics.similarity import gaussian_blur
 
@@ -30,8 +30,7 @@ class LocatedMap:
 
     def inner(self, array: Array) -> Array:
         """Return the counted pixels of an array ``[H, W]``."""
-        picked: Array = array[self.counted]
-        return picked
+        return np.asarray(array[self.counted])
 
     @property
     def values(self) -> Array:
@@ -92,11 +91,6 @@ class Localisation(Metric):
 def blurred(values: Array, kernel: int, sigma: float) -> Array:
     """Return the positive part of a map under a Gaussian of ``kernel`` x ``kernel`` pixels, reflected at its edges."""
     return np.asarray(gaussian_blur(np.maximum(values, 0)[None], kernel // 2, sigma, "reflect")[0])
-
-
-def ratio(part: float, total: float, minimum: float = 0.0) -> float:
-    """Return ``part / total``; 0 where the total is not more than ``minimum``."""
-    return float(part / total) if total > minimum else 0.0
 
 
 def above_mean(values: Array) -> tuple[Array, Array]:

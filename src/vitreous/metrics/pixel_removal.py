@@ -29,8 +29,15 @@ BOTH_ORDERS = {LEAST_RELEVANT: False, MOST_RELEVANT: True}
 class CurveMetric(Metric):
     """Base of what is read from curves: one request for each, by the name of the curve.
 
-    The score is one number for each curve, or the first one's less the second one's.
+    The score is one number for each curve, or the first one's less the second one's. ``by`` says what the curve is of:
+    ``"probability"`` or ``"log_probability"`` of the scored class, or ``"accuracy"``, which needs true classes.
     """
+
+    by: ClassVar[str] = "probability"
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.by == "accuracy" or super().needs_labels
 
     def x(self, request: str, evaluation: Evaluation) -> Array:
         """Return what a curve runs over, ``[J]``: by default the share that is kept or removed."""
@@ -38,7 +45,8 @@ class CurveMetric(Metric):
 
     def y(self, request: str, evaluation: Evaluation) -> Array:
         """Return the values of a curve, ``[B, J]``."""
-        return evaluation.probability(request)
+        read = evaluation.correct if self.by == "accuracy" else getattr(evaluation, self.by)
+        return np.asarray(read(request))
 
     def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
         """Return one number for each line of a curve, ``[B]``."""
@@ -255,10 +263,7 @@ class _Accuracy(_Perturbation):
     """Shared by positive and negative perturbation."""
 
     normalise: bool = True
-    needs_correctness: ClassVar[bool] = True
-
-    def y(self, request: str, evaluation: Evaluation) -> Array:
-        return evaluation.correct(request)
+    by = "accuracy"
 
     def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
         return area(curve.y, curve.x, normalise=self.normalise)
@@ -354,10 +359,8 @@ class _Drop(_Perturbation):
     """Shared by AOPC and LOdds: a mean over the grid, the untouched image included or not."""
 
     include_zero: bool = True
+    by = "log_probability"
     orders: ClassVar[Mapping[str, bool]] = {"log-probability": True}
-
-    def y(self, request: str, evaluation: Evaluation) -> Array:
-        return evaluation.log_probability(request)
 
     def _mean(self, drops: Array) -> Array:
         return np.asarray(drops[:, 0 if self.include_zero else 1 :].mean(axis=1))

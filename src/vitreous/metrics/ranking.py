@@ -209,3 +209,8 @@ def area(curve: Array, at: Array, rule: str = "trapezoid", normalise: bool = Tru
     widths = np.diff(at)
     total = ((curve[:, 1:] + curve[:, :-1]) / 2) @ widths
     return np.asarray(total / widths.sum() if normalise else total)
+
+
+def ratio(part: float, total: float, minimum: float = 0.0) -> float:
+    """Return ``part / total``; 0 where the total is not more than ``minimum``."""
+    return float(part / total) if total > minimum else 0.0

@@ -37,21 +37,14 @@ class _Road(OrderedRemoval):
     """Shared by both orders and their difference."""
 
     steps: int = number(5, at_least=2)
-    by: str = choice("probability", "accuracy")
+    by: str = choice("probability", "accuracy")  # type: ignore[misc]
     baseline: str = baseline_name("noisy_linear")
-
-    @property
-    def needs_labels(self) -> bool:
-        return self.by == "accuracy" or super().needs_labels
 
     def counts(self, image_shape: ImageShape) -> Sequence[int]:
         return percent_steps(image_shape.num_pixels, self.steps)[1:-1]
 
     def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.arange(1, self.steps) / self.steps
-
-    def y(self, request: str, evaluation: Evaluation) -> Array:
-        return evaluation.correct(request) if self.by == "accuracy" else evaluation.probability(request)
 
     def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
         return np.asarray(curve.y.mean(axis=1))
@@ -313,10 +306,8 @@ class _TokenCurve(CurveMetric):
 
     steps: int = number(10, at_least=2)
     percent: bool = False
-    by: ClassVar[str] = "probability"
     inserts: ClassVar[bool]
-    is_gain: ClassVar[bool]
-    """Whether a better map has a larger area."""
+    is_gain: ClassVar[bool]  # whether a better map has a larger area
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
@@ -337,24 +328,15 @@ class _TokenCurve(CurveMetric):
     def x(self, request: str, evaluation: Evaluation) -> Array:
         return np.array([ratio for _, ratio in self._grid(evaluation.image_shape)])
 
-    def y(self, request: str, evaluation: Evaluation) -> Array:
-        return evaluation.correct(request) if self.by == "accuracy" else evaluation.probability(request)
-
     def summary(self, curve: Curve, evaluation: Evaluation) -> Array:
         y = curve.y if self.by == "accuracy" else evaluation.probability()[:, None] - curve.y
         value = area(y, curve.x)
         return value if not self.percent else 100 * (value if self.is_gain else 1 - value)
 
 
-@dataclass
-class _TokenAccuracy(_TokenCurve):
-    needs_correctness: ClassVar[bool] = True
-    by = "accuracy"
-
-
 @register_metric("token_deletion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
-class TokenDeletionAccuracy(_TokenAccuracy):
+class TokenDeletionAccuracy(_TokenCurve):
     r"""Area under top-1 accuracy as the most important tokens leave the sequence.
 
     .. math:: \frac{1}{0.9} \int_0^{0.9} \mathbb{1}[\arg\max f(x \setminus \mathrm{top}_\rho) = y]\,d\rho
@@ -383,12 +365,12 @@ class TokenDeletionAccuracy(_TokenAccuracy):
     True
     """
 
-    inserts, is_gain = False, False
+    by, inserts, is_gain = "accuracy", False, False
 
 
 @register_metric("token_insertion_accuracy", **_TOKEN_REMOVAL)
 @dataclass
-class TokenInsertionAccuracy(_TokenAccuracy):
+class TokenInsertionAccuracy(_TokenCurve):
     r"""Area under top-1 accuracy with only the most important tokens in the sequence.
 
     .. math:: \frac{1}{0.9} \int_{0.1}^1 \mathbb{1}[\arg\max f(\mathrm{top}_\rho) = y]\,d\rho
@@ -412,7 +394,7 @@ class TokenInsertionAccuracy(_TokenAccuracy):
     True
     """
 
-    inserts, is_gain = True, True
+    by, inserts, is_gain = "accuracy", True, True
 
 
 @register_metric("token_deletion_aopc", **_TOKEN_REMOVAL)

@@ -14,21 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from vitreous.metrics.base import choice, number, odd_number, register_metric
-from vitreous.metrics.localization import (
-    Localisation,
-    LocatedMap,
-    above_mean,
-    average_precision,
-    blurred,
-    ratio,
-    top_hits,
-)
-from vitreous.metrics.ranking import Array
+from vitreous.metrics.localization import Localisation, LocatedMap, above_mean, average_precision, blurred, top_hits
+from vitreous.metrics.ranking import Array, ratio
 
 _CHEFER = {"explain_class": "pred", "interpolation": "bilinear"}
 _SEGMENTATION: dict[str, Any] = {
@@ -74,7 +66,7 @@ class PixelAccuracy(Localisation):
     """
 
     needs_inside = False
-    num_parts: ClassVar[int] = 2
+    num_parts = 2
 
     def measure(self, located: LocatedMap) -> Sequence[float]:
         _, is_object = above_mean(located.map)
@@ -117,12 +109,11 @@ class MeanIoU(Localisation):
     """
 
     needs_inside = False
-    num_parts: ClassVar[int] = 4
+    num_parts = 4
 
     def measure(self, located: LocatedMap) -> Sequence[float]:
         is_object, inside = located.inner(above_mean(located.map)[1]), located.inside
-        both, either = (is_object & inside).sum(), (is_object | inside).sum()
-        size = len(inside)
+        both, either, size = (is_object & inside).sum(), (is_object | inside).sum(), len(inside)
         return size - either, size - both, both, either
 
     def per_image(self, parts: Array) -> Array:
@@ -255,8 +246,8 @@ def binarised(located: LocatedMap, binarise: str) -> Array:
         return above_mean(located.map)[1]
     if binarise == "otsu":
         return np.asarray(located.map > otsu(located.map))
-    values, size = located.values, int(located.inside.sum())
-    return np.asarray(located.map >= np.partition(values, len(values) - size)[len(values) - size])
+    index = len(located.values) - int(located.inside.sum())
+    return np.asarray(located.map >= np.partition(located.values, index)[index])
 
 
 def otsu(values: Array) -> float:

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +22,7 @@ from vitreous.errors import SpecError
 from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
 from vitreous.metrics.baselines import BASELINES, DROP
 from vitreous.metrics.evaluation import Evaluation
-from vitreous.metrics.ranking import Array, Curve, patched
+from vitreous.metrics.ranking import Array, Curve, patched, ratio
 from vitreous.metrics.requests import (
     AnnotationRequest,
     Images,
@@ -70,18 +68,12 @@ def _difference(model: VisionModel, inputs: Tensor, others: Tensor) -> Tensor:
 
 
 @dataclass
-class _Subsets(Metric):
-    """Shared by all: what the model loses under random masks."""
+class _Patches(Metric):
+    """Shared by subsets of patches, each of an exact size."""
 
     subsets: int = number(128, at_least=2)
     baseline: str = baseline_name(_BASELINE)
     output: str = choice("logit", "probability")
-
-
-@dataclass
-class _Patches(_Subsets):
-    """Shared by subsets of patches, each of an exact size."""
-
     unit: str = choice("pixel", "token")
 
     def check(self) -> None:
@@ -92,7 +84,7 @@ class _Patches(_Subsets):
         """Return how many patches the subsets hold."""
         raise NotImplementedError
 
-    def _masks(self, image_shape: ImageShape) -> dict[str, Masks]:
+    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         """Return one request for each size, the smallest first."""
         patches, removed = image_shape.num_tokens, DROP if self.unit == "token" else self.baseline
         sizes = sorted({min(max(1, round(size)), patches - 1) for size in self.num_patches(patches)})
@@ -100,9 +92,6 @@ class _Patches(_Subsets):
             f"{size} patches": Masks(removed, RandomMasks(self.subsets, size / patches), self.subsets, self.unit)
             for size in sizes
         }
-
-    def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        return self._masks(image_shape)
 
 
 @dataclass
@@ -195,7 +184,7 @@ class Infidelity(_SizedPatches):
             raise SpecError(f"reading=product needs the difference of two images, and {setting} has none to offer")
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        masks = self._masks(image_shape)
+        masks = super().requests(image_shape)
         if self.reading == "removed":
             return masks
         without_pixels = Images(f"bare {self.baseline}", _FullyRemoved(self.baseline), 1)
@@ -206,7 +195,7 @@ class Infidelity(_SizedPatches):
         if self.reading == "product":
             difference = evaluation.numbers("difference").reshape(-1, *image_shape.pixels)
             values = patched(evaluation.maps("pixel") * difference, image_shape.tokens)
-        names = list(self._masks(image_shape))
+        names = [name for name in evaluation.requests if name != "difference"]
         sums = np.concatenate([_sums(evaluation, name, values) for name in names], axis=1)
         losses = np.concatenate([evaluation.loss(name, self.output) for name in names], axis=1)
         if not self.normalise:
@@ -295,13 +284,12 @@ class SensitivityN(_Correlation):
     steps: int = number(10, at_least=1)
 
     def num_patches(self, patches: int) -> Sequence[float]:
-        sizes: list[float] = np.geomspace(1, max(1.0, 0.8 * patches), self.steps).tolist()
-        return sizes
+        return list(np.geomspace(1, max(1.0, 0.8 * patches), self.steps))
 
 
 @register_metric("mu_fidelity", family="faithfulness", papers=("fel2022xplique", "bhatt2020evaluating"))
 @dataclass
-class MuFidelity(_Subsets):
+class MuFidelity(Metric):
     r"""Spearman correlation of the map's sum over random cells and the loss.
 
     .. math:: \rho_S\Big(\sum_{i \in S} a_i,\; f(x) - f(x \setminus S)\Big)
@@ -340,6 +328,7 @@ class MuFidelity(_Subsets):
 
     subsets: int = number(200, at_least=2)
     baseline: str = baseline_name("zero_norm")
+    output: str = choice("logit", "probability")
     cells: int = number(9, at_least=2)
     share: float = 0.2
     undefined: str = choice("zero", "exclude")
@@ -455,14 +444,12 @@ class Shortcut(Metric):
         maps = evaluation.maps("pixel")
         scores = np.full(len(maps), np.nan)
         for image, (annotation, values) in enumerate(zip(evaluation.annotations, maps, strict=True)):
-            mask = annotation.parts.get(self.part)
-            if mask is None or not np.any(mask) or np.isnan(values).any():
-                continue
-            mass = np.maximum(values, 0)
-            if annotation.ignore is not None:
-                mass = np.where(annotation.ignore, 0, mass)
-            total = mass.sum()
-            scores[image] = mass[np.asarray(mask, bool)].sum() / total if total > 0 else 0.0
+            mask = np.asarray(annotation.parts.get(self.part, False), bool)
+            if mask.any() and not np.isnan(values).any():
+                mass = np.maximum(values, 0)
+                if annotation.ignore is not None:
+                    mass = np.where(annotation.ignore, 0, mass)
+                scores[image] = ratio(mass[mask].sum(), mass.sum())
         return scores
 
 
@@ -492,7 +479,7 @@ def _membership(pixels: int, cells: int) -> Array:
 def _defined(formula: Callable[[Array, Array], Array], sums: Array, losses: Array, undefined: str) -> Array:
     """Return a correlation for each image; 0 or NaN where it is undefined, NaN where a map was left out."""
     first, second = sums[..., None], losses[..., None]
-    correlation: Any = formula(first, second)
+    is_undefined = np.isnan(sums).any(axis=1)
     if undefined == "exclude":
-        correlation = np.where(dead(first) | dead(second), nan, correlation)
-    return np.where(np.isnan(sums).any(axis=1), nan, correlation)
+        is_undefined |= dead(first) | dead(second)
+    return np.where(is_undefined, np.nan, formula(first, second))
