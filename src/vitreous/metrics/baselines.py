@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, SpecError, nearest
+from vitreous.methods.ops import gaussian_kernel
 from vitreous.models import Preprocess
 from vitreous.tracing.prng import PRNGKey
 
@@ -57,12 +58,6 @@ class Baseline:
     imputes: bool = False
 
 
-def _gaussian(reach: int, sigma: float) -> Tensor:
-    """Return the weights of a Gaussian that is cut off at ``reach``, ``[2 reach + 1]`` in float64."""
-    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sigma) ** 2)
-    return weights / weights.sum()
-
-
 def rise_kernel() -> Tensor:
     """Return the kernel of RISE, ``[11, 11]``: an impulse under a Gaussian of deviation 5 with reflecting borders.
 
@@ -71,7 +66,7 @@ def rise_kernel() -> Tensor:
     size, reach = 11, 20
     pixels = (torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)) % (2 * size)
     pixels = torch.where(pixels >= size, 2 * size - 1 - pixels, pixels)
-    line = (_gaussian(reach, 5.0) * (pixels == size // 2)).sum(dim=1)
+    line = (gaussian_kernel(5.0, reach) * (pixels == size // 2)).sum(dim=1)
     return torch.outer(line, line)
 
 
@@ -81,8 +76,8 @@ def noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
     return normal.to(inputs) * (_SIGMA / inputs.new_tensor(preprocess.std).view(1, -1, 1, 1))
 
 
-def _mean_colour_and_noise(inputs: Tensor, preprocess: Preprocess, seed: int) -> Tensor:
-    return inputs.mean(dim=(2, 3), keepdim=True) + noise(inputs, preprocess, seed)
+def _mean_colour(inputs: Tensor) -> Tensor:
+    return inputs.mean(dim=(2, 3), keepdim=True)
 
 
 def _colour(value: float, inputs: Tensor, preprocess: Preprocess) -> Tensor:
@@ -104,7 +99,7 @@ def _gauss(inputs: Tensor, size: int, sigma: float) -> Tensor:
     reach = size // 2
     if min(inputs.shape[2:]) <= reach:
         raise MapError(f"a blur of {size} pixels needs images larger than {reach} pixels, got {list(inputs.shape[2:])}")
-    line, channels = _gaussian(reach, sigma).to(inputs), inputs.shape[1]
+    line, channels = gaussian_kernel(sigma, reach).to(inputs), inputs.shape[1]
     padded = F.pad(inputs, (reach,) * 4, mode="reflect")
     down = F.conv2d(padded, line.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
     return F.conv2d(down, line.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
@@ -120,7 +115,7 @@ _ALL = (
     # mean over all pixels and channels of the normalised image (TIS)
     Baseline("mean_scalar", lambda x, p, s: x.mean(dim=(1, 2, 3), keepdim=True).expand_as(x).contiguous()),
     # mean of each channel of the image (ROAD)
-    Baseline("mean_channel", lambda x, p, s: x.mean(dim=(2, 3), keepdim=True).expand_as(x).contiguous()),
+    Baseline("mean_channel", lambda x, p, s: _mean_colour(x).expand_as(x).contiguous()),
     # U[0, 1) noise in normalised space (TIS)
     Baseline("uniform_norm", lambda x, p, s: _uniform(x, s), random=True),
     # RISE's 11 x 11 kernel, zero padding in normalised space
@@ -128,7 +123,7 @@ _ALL = (
     # 11 x 11 Gaussian, sigma 5, reflect (TIS)
     Baseline("blur_tv", lambda x, p, s: _gauss(x, 11, 5.0)),
     # weighted mean of the neighbours, plus noise of 0.01 (ROAD)
-    Baseline("noisy_linear", _mean_colour_and_noise, random=True, imputes=True),
+    Baseline("noisy_linear", lambda x, p, s: _mean_colour(x) + noise(x, p, s), random=True, imputes=True),
     # 51 x 51 Gaussian, sigma 50, reflect (CoIBA)
     Baseline("blur_51", lambda x, p, s: _gauss(x, 51, 50.0)),
 )
@@ -196,7 +191,7 @@ def prolonged(values: Tensor, size: torch.Size) -> Tensor:
     """Return values at twice as many places, bilinearly, cut to an odd size."""
     height, width = size
     fine = F.interpolate(values, size=(height + height % 2, width + width % 2), mode="bilinear", align_corners=False)
-    return fine if fine.shape[-2:] == size else fine[..., :height, :width]
+    return fine[..., :height, :width]
 
 
 def _convolved(values: Tensor, kernel: tuple[tuple[int, ...], ...], divisor: int, stride: int) -> Tensor:

@@ -114,12 +114,11 @@ def means(scores: Array, weights: Array) -> Array:
 def resampled(cells: Sequence[Cell], samples: int = SAMPLES, seed: int = 0, groups: Groups = None) -> Array:
     """Return the score of every cell in each resample, ``[samples, c]``, aggregated again; NaN where it has none."""
     averaged = [column for column, (_, aggregate) in enumerate(cells) if aggregate is mean]
-    scores = np.stack([cells[column][0][:, 0] for column in averaged], axis=1) if averaged else None
     blocks = []
     for weights in resamples(len(cells[0][0]), samples, seed, groups):
         block = np.empty((len(weights), len(cells)))
-        if scores is not None:  # all means in one product
-            block[:, averaged] = means(scores, weights)
+        if averaged:  # all means in one product
+            block[:, averaged] = means(np.stack([cells[column][0][:, 0] for column in averaged], axis=1), weights)
         for column, (parts, aggregate) in enumerate(cells):
             if aggregate is not mean:
                 block[:, column] = aggregate(parts, weights)
@@ -140,10 +139,8 @@ def interval(scores: Array, level: float = 0.95) -> Interval:
     if not 0 < level < 1:
         raise VitreousError(f"level={level} must lie between 0 and 1")
     valid = scores[~np.isnan(scores)]
-    if not len(valid):
-        return Interval(math.nan, math.nan)
-    low, high = np.quantile(valid, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high))
+    ends = (math.nan, math.nan) if not len(valid) else np.quantile(valid, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return Interval(*ends)
 
 
 def difference(
@@ -164,10 +161,9 @@ def difference(
     scores = resampled([(parts, aggregate) for parts in pair], samples, seed, groups)
     gaps = scores[:, 0] - scores[:, 1]
     gaps = gaps[~np.isnan(gaps)]
-    low, high = interval(gaps, level)
     p = p_value(gaps, len(np.unique(members(len(valid), groups)[valid])))
     first, second = (float(aggregate(parts, np.ones((1, len(parts))))[0]) for parts in pair)
-    return Difference(first - second, low, high, p, int(valid.sum()))
+    return Difference(first - second, *interval(gaps, level), p, int(valid.sum()))
 
 
 def p_value(gaps: Array, units: int) -> float:
@@ -250,10 +246,16 @@ def bins(
     if relative:
         scores = np.divide(scores, confidence, out=np.full_like(scores, np.nan), where=confidence > 0)
     member = members(len(scores), groups)
-    return [
-        _bin(float(low), float(high), scores[images], None if groups is None else member[images], samples, seed)
-        for low, high, images in _CUTS[by](confidence, count)
-    ]
+    filled = []
+    for low, high, images in _CUTS[by](confidence, count):
+        images = images[~np.isnan(scores[images])]
+        average, spread = math.nan, Interval(math.nan, math.nan)
+        if len(images):
+            together = None if groups is None else member[images].tolist()
+            (spread,) = intervals(scores[images][:, None], samples=samples, seed=seed, groups=together)
+            average = float(scores[images].mean())
+        filled.append(Bin(float(low), float(high), len(images), average, spread))
+    return filled
 
 
 Cut = tuple[float, float, Array]
@@ -261,8 +263,7 @@ Cut = tuple[float, float, Array]
 
 
 def _equal_width(confidence: Array, count: int) -> list[Cut]:
-    edges = np.linspace(0, 1, count + 1)
-    index = np.minimum((confidence * count).astype(int), count - 1)
+    edges, index = np.linspace(0, 1, count + 1), np.minimum((confidence * count).astype(int), count - 1)
     return [(edges[i], edges[i + 1], np.flatnonzero(index == i)) for i in range(count)]
 
 
@@ -273,12 +274,3 @@ def _equal_mass(confidence: Array, count: int) -> list[Cut]:
 
 
 _CUTS = {"width": _equal_width, "mass": _equal_mass}
-
-
-def _bin(low: float, high: float, scores: Array, member: Array | None, samples: int, seed: int) -> Bin:
-    valid = ~np.isnan(scores)
-    if not valid.any():
-        return Bin(low, high, 0, math.nan, Interval(math.nan, math.nan))
-    groups = None if member is None else member[valid].tolist()
-    (interval,) = intervals(scores[valid][:, None], samples=samples, seed=seed, groups=groups)
-    return Bin(low, high, int(valid.sum()), float(scores[valid].mean()), interval)

@@ -13,8 +13,9 @@ recognise, those that it does just as well blurred, and those that are no larger
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,21 +43,17 @@ class Revealed:
     share: float = 0.01
 
     def __call__(self, image: Array, values: Array | None, key: int) -> tuple[Array, Array]:
-        visible = self._always(image.shape[:2], key)
+        """Show the random pixels and the corners always."""
+        order = PRNGKey(torch.tensor([key])).permutation(image.shape[0] * image.shape[1])[0].numpy()
+        visible = np.zeros(image.shape[:2], bool)
+        visible.flat[order[: int(self.share * visible.size)]] = True
+        visible[[0, 0, -1, -1], [0, -1, 0, -1]] = True
         if values is None:
             states = [image, blurred(image, visible)]
         else:
             edges = np.quantile(values, [1 - threshold for threshold in self.thresholds])
             states = [blurred(image, visible | (values >= edge)) for edge in edges]
         return np.stack(states), np.array([webp_size(state) for state in states], np.float64)
-
-    def _always(self, size: Sequence[int], key: int) -> Array:
-        """Return the random pixels and the corners."""
-        visible = np.zeros(size, bool)
-        order = PRNGKey(torch.tensor([key])).permutation(visible.size)[0].numpy()
-        visible.flat[order[: int(self.share * visible.size)]] = True
-        visible[[0, 0, -1, -1], [0, -1, 0, -1]] = True
-        return visible
 
 
 def blurred(image: Array, visible: Array) -> Array:
@@ -132,7 +129,8 @@ class _Information(Metric):
 
     def _levels(self, evaluation: Evaluation) -> Array:
         """Return the curve of every image, ``[B, 1001]``."""
-        (sharp, blurry), revealed = self._performance(evaluation, "ends").T, self._performance(evaluation, "thresholds")
+        read = evaluation.probability if self.softmax else partial(evaluation.correct, score_class=self.score_class)
+        (sharp, blurry), revealed = read("ends").T, read("thresholds")
         (size, smallest), sizes = evaluation.numbers("ends").T, evaluation.numbers("thresholds")
         usable = (sharp >= self.confidence) & (blurry < sharp) & (smallest < size) & ~np.isnan(revealed).any(axis=1)
         levels = np.full((len(revealed), len(_POINTS)), np.nan)
@@ -141,9 +139,6 @@ class _Information(Metric):
             performance = (revealed[image] - blurry[image]) / (sharp[image] - blurry[image])
             levels[image] = performance_curve(information.clip(0, 1), performance.clip(0, 1), self.monotonous)
         return levels
-
-    def _performance(self, evaluation: Evaluation, request: str) -> Array:
-        return evaluation.probability(request) if self.softmax else evaluation.correct(request, self.score_class)
 
 
 _COMMON: dict[str, Any] = {"family": "faithfulness", "papers": ("kapishnikov2019xrai", "walter2025now")}

@@ -17,7 +17,7 @@ from vitreous.metrics.base import Metric, choice, number, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.requests import Images, ImageShape, Reattribution, Request
-from vitreous.metrics.robustness import normal_copies
+from vitreous.metrics.robustness import noisy_copies
 from vitreous.metrics.similarity import SIMILARITIES, dead, similarity
 from vitreous.models import VisionModel
 from vitreous.models.randomize import INITS, NORMS, STAGES_AROUND, randomised, stages
@@ -195,7 +195,7 @@ class SmoothMPRT(_Cascade):
     level: float = number(0.1, at_least=0)
 
     def copies(self) -> Images:
-        return normal_copies(self.samples, self.level)
+        return noisy_copies(self.samples, self.level, normal=True)
 
     def trained(self, evaluation: Evaluation) -> Array:
         maps = _averaged(evaluation, "trained")

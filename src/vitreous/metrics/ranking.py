@@ -76,21 +76,17 @@ def pixel_ranks(maps: Tensor, size: tuple[int, int], upsample: str, ties: str, s
     A coarse map is interpolated (``bilinear``, half-pixel centres), or with ``nearest`` its cells are ranked and the
     pixels of a cell follow each other in reading order: a cell is removed before the next one begins.
     """
-    height, width = size
-    if tuple(maps.shape[1:]) == size:
-        return ranks(maps.flatten(1), ties, seed).view(-1, height, width)
-    if upsample == "bilinear":
+    (height, width), (rows, columns) = size, maps.shape[1:]
+    if upsample == "bilinear" or (rows, columns) == size:
         return ranks(_finer(maps, size).flatten(1), ties, seed).view(-1, height, width)
-    rows, columns = maps.shape[1:]
     if height % rows or width % columns:
-        raise MapError(
-            f"a map of {rows} x {columns} cannot be laid on {height} x {width} pixels by nearest; use bilinear"
-        )
+        cells = f"a map of {rows} x {columns}"
+        raise MapError(f"{cells} cannot be laid on {height} x {width} pixels by nearest; use bilinear")
     tall, broad = height // rows, width // columns
-    cells = ranks(maps.flatten(1), ties, seed).view(-1, rows, columns)
+    cell_ranks = ranks(maps.flatten(1), ties, seed).view(-1, rows, columns)
     inside = torch.arange(tall * broad, device=maps.device, dtype=torch.int32).view(tall, broad)
-    enlarged_ranks = cells.repeat_interleave(tall, 1).repeat_interleave(broad, 2)
-    return enlarged_ranks * (tall * broad) + inside.repeat(rows, columns)
+    pixels = cell_ranks.repeat_interleave(tall, 1).repeat_interleave(broad, 2)
+    return pixels * (tall * broad) + inside.repeat(rows, columns)
 
 
 def unit_ranks(maps: Tensor, size: tuple[int, int], unit: str, upsample: str, ties: str, seed: int) -> Tensor:
@@ -157,11 +153,10 @@ def _finer(maps: Tensor, size: tuple[int, int]) -> Tensor:
         if cells != length:
             at = (torch.arange(length, dtype=torch.float64) + 0.5) * (cells / length) - 0.5
             below = at.floor().clamp(0, cells - 1)
-            weight = (at - below).clamp(0, 1).to(maps)
+            weight = (at - below).clamp(0, 1).to(maps).view([-1, 1] if axis == 1 else [-1])
             start = below.long().to(maps.device)
             stop = (start + 1).clamp(max=cells - 1)
-            shape = [-1, 1] if axis == 1 else [-1]
-            maps = torch.lerp(maps.index_select(axis, start), maps.index_select(axis, stop), weight.view(shape))
+            maps = torch.lerp(maps.index_select(axis, start), maps.index_select(axis, stop), weight)
     return maps
 
 

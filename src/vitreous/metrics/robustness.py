@@ -38,27 +38,21 @@ class NoisyCopies:
     normal: bool = False
 
     def __call__(self, images: Tensor, preprocess: Preprocess, key: PRNGKey) -> Tensor:
-        keys, shape = [key.at(copy) for copy in range(self.n)], images.shape[1:]
+        keys = [key.at(copy) for copy in range(self.n)]
+        draws = [(key.normal if self.normal else key.uniform)(*images.shape[1:]) for key in keys]
+        noise, flat = torch.stack(draws, dim=1), images.flatten(1)
         if not self.normal:
-            uniform = torch.stack([key.uniform(*shape) for key in keys], dim=1)
-            return images[:, None] + self.level * (2 * uniform - 1).to(images)
-        flat = images.flatten(1)
+            return images[:, None] + self.level * (2 * noise - 1).to(images)
         deviation = self.level * (flat.amax(dim=1) - flat.amin(dim=1)).view(-1, 1, 1, 1, 1)
-        return images[:, None] + deviation * torch.stack([key.normal(*shape) for key in keys], dim=1).to(images)
+        return images[:, None] + deviation * noise.to(images)
 
 
-def uniform_copies(n: int, radius: float) -> Images:
-    """Return the noisy copies that all metrics of robustness share."""
-    return Images("uniform noise", NoisyCopies(n, radius), n)
+def noisy_copies(n: int, level: float, normal: bool = False) -> Images:
+    """Return a request for noisy copies."""
+    return Images("normal noise" if normal else "uniform noise", NoisyCopies(n, level, normal), n)
 
 
-def normal_copies(n: int, level: float) -> Images:
-    """Return the noisy copies that smoothed maps are averaged over."""
-    return Images("normal noise", NoisyCopies(n, level, normal=True), n)
-
-
-_SMALLEST = 1e-6
-"""What stands for a zero in a denominator, in the definitions of relative stability."""
+_SMALLEST = 1e-6  # what stands for a zero in a denominator, in the definitions of relative stability
 
 
 def input_distance(model: VisionModel, images: Tensor, copies: Tensor) -> Tensor:
@@ -110,13 +104,11 @@ class _Noisy(Metric):
     samples: int = number(10, at_least=1)
     radius: float = number(0.02, at_least=0)
     unchanged: bool = False
-    is_worst: ClassVar[bool] = True
-    """Whether the largest of all copies counts, or their mean."""
-    measures: ClassVar[tuple[Callable[[VisionModel, Tensor, Tensor], Tensor], ...]] = ()
-    """How far a copy is from the image, where the score is relative to that."""
+    is_worst: ClassVar[bool] = True  # whether the largest of all copies counts, or their mean
+    measures: ClassVar[tuple[Callable[[VisionModel, Tensor, Tensor], Tensor], ...]] = ()  # distances of copy and image
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
-        copies = uniform_copies(self.samples, self.radius)
+        copies = noisy_copies(self.samples, self.radius)
         requests: dict[str, Request] = {"maps": Reattribution(copies)}
         if self.unchanged:
             requests["copies"] = copies

@@ -17,8 +17,6 @@ from vitreous.metrics.ranking import Array
 
 _WINDOW, _SIGMA = 11, 1.5
 _TINY = np.finfo(np.float64).tiny
-_STABLE = (0.01**2, 0.03**2)
-"""The two constants of SSIM, for values from 0 to 1."""
 
 
 def spearman(one: Array, other: Array) -> Array:
@@ -58,11 +56,11 @@ def ssim(one: Array, other: Array) -> Array:
 
 
 def _ssim(one: Array, other: Array) -> Array:
+    c1, c2 = 0.01**2, 0.03**2
     a, b = _scaled(one), _scaled(other)
     mean_a, mean_b = _window(a), _window(b)
     variances = _window(a * a) - mean_a**2 + _window(b * b) - mean_b**2
     covariance = _window(a * b) - mean_a * mean_b
-    c1, c2 = _STABLE
     top = (2 * mean_a * mean_b + c1) * (2 * covariance + c2)
     bottom = (mean_a**2 + mean_b**2 + c1) * (variances + c2)
     return np.asarray((top / bottom).mean(axis=(1, 2)))
