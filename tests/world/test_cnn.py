@@ -92,7 +92,7 @@ def test_they_are_listed_beside_the_transformers():
 
 
 def test_another_architecture_is_refused():
-    with pytest.raises(vt.VitreousError, match="arch='mlp' is neither vit nor cnn"):
+    with pytest.raises(vt.VitreousError, match="arch='mlp' is not one of vit, cnn"):
         build("mlp")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -270,9 +270,8 @@ class Mosaics:
     def cells(self) -> Tensor:
         """Which pixels belong to each cell: ``[4, size, size]``."""
         size = self.images.shape[-1]
-        half = torch.arange(size, device=self.images.device) >= size // 2
-        cell = half.long().unsqueeze(1) * 2 + half.long()
-        return torch.stack([cell == index for index in range(4)])
+        half = (torch.arange(size, device=self.images.device) >= size // 2).long()
+        return half.unsqueeze(1) * 2 + half == torch.arange(4, device=half.device).view(-1, 1, 1)
 
 
 def make_mosaics(
@@ -313,12 +312,8 @@ def make_mosaics(
     half = size // 2
     small = render(batch.replace(label=labels, parts=parts), half)
     images = small.images.view(n, 2, 2, 3, half, half).permute(0, 3, 1, 4, 2, 5).reshape(n, 3, size, size)
-    visible = small.creature.view(n, 4, half, half)
-    creatures = visible.new_zeros(n, 4, size, size)
-    for index in range(4):
-        top, left = index // 2 * half, index % 2 * half
-        creatures[:, index, top : top + half, left : left + half] = visible[:, index]
-    return Mosaics(images, label, creatures)
+    mosaics = Mosaics(images, label, small.creature.view(n, 4, half, half).repeat(1, 1, 2, 2))
+    return replace(mosaics, creatures=mosaics.creatures & mosaics.cells)
 
 
 # -- annotations, files and a source of data ---------------------------------------------------------------

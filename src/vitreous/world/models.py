@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vitreous.models import ModelInfo, VisionModel
 from vitreous.models.checkpoints import fit
 from vitreous.models.registry import device_of
 from vitreous.models.shared_copy import copy_structure
+from vitreous.registry import check_choice
 from vitreous.world.dataset import MARKED_CLASSES, add_marker, make_difficult, pair, split_seeds
 from vitreous.world.render import render
 from vitreous.world.sampling import Batch, draw
@@ -44,6 +46,12 @@ _MODELS = {
 """The architecture of every bundled model, and its description."""
 
 
+_ARCHITECTURES: dict[str, Callable[..., VisionTransformer | ResNet]] = {
+    "vit": partial(VisionTransformer, img_size=SIZE, patch_size=8, embed_dim=192, depth=8, num_heads=6),
+    "cnn": partial(ResNet, BasicBlock, layers=(2, 2, 2, 2), channels=(32, 48, 80, 128), output_stride=16),
+}
+
+
 def build(arch: str = "vit") -> VisionTransformer | ResNet:
     """Return an untrained model.
 
@@ -51,17 +59,8 @@ def build(arch: str = "vit") -> VisionTransformer | ResNet:
     narrow stages; the last one is dilated instead of halved, so that its grid is 8 x 8, about that of a ResNet-50 on a
     photograph.
     """
-    model: VisionTransformer | ResNet
-    if arch == "vit":
-        model = VisionTransformer(
-            img_size=SIZE, patch_size=8, embed_dim=192, depth=8, num_heads=6, num_classes=len(NAMES), class_token=True
-        )
-    elif arch == "cnn":
-        model = ResNet(
-            BasicBlock, layers=(2, 2, 2, 2), channels=(32, 48, 80, 128), output_stride=16, num_classes=len(NAMES)
-        )
-    else:
-        raise VitreousError(f"arch={arch!r:.60} is neither vit nor cnn")
+    check_choice("arch", arch, list(_ARCHITECTURES))
+    model = _ARCHITECTURES[arch](num_classes=len(NAMES))
     model.pretrained_cfg = {
         "architecture": "world" if arch == "vit" else "world-cnn",
         "input_size": (3, SIZE, SIZE),
@@ -165,23 +164,24 @@ def interventions(model: nn.Module | VisionModel, scenes: Batch) -> dict[str, An
     A drop is the mean fall of the class's probability when the scene is rendered again without the part.
     """
     label = scenes.label[:, 0].cpu()
-    rows = torch.arange(len(label))
-    unchanged = probabilities(model, scenes)
-    distinctive = torch.tensor([PARTS.index(species.distinctive) for species in CLASSES])[label]
-    drops: dict[str, dict[str, float]] = {}
-    pooled: dict[str, list[Tensor]] = {"telling": [], "not telling": []}
-    for index, part in enumerate(PARTS):
+    rows, unchanged, falls = torch.arange(len(label)), probabilities(model, scenes), []
+    for index in range(len(PARTS)):
         parts = scenes.parts.clone()
         parts[:, 0, index] = -1
-        fall = unchanged[rows, label] - probabilities(model, scenes.replace(parts=parts))[rows, label]
-        groups = {"telling": fall[distinctive == index], "not telling": fall[distinctive != index]}
-        drops[part] = {name: _mean(values) for name, values in groups.items()}
-        for name, values in groups.items():
-            pooled[name].append(values)
-    drops["all parts"] = {name: _mean(torch.cat(values)) for name, values in pooled.items()}
+        falls.append(unchanged[rows, label] - probabilities(model, scenes.replace(parts=parts))[rows, label])
+    fall = torch.stack(falls)
+    distinctive = torch.tensor([PARTS.index(species.distinctive) for species in CLASSES])[label]
+    is_distinctive = distinctive == torch.arange(len(PARTS))[:, None]
+    groups = {part: [index] for index, part in enumerate(PARTS)} | {"all parts": list(range(len(PARTS)))}
     alone = probabilities(model, scenes.replace(objects=torch.full_like(scenes.objects, -1)))
     return {
-        "drop when a part is removed": drops,
+        "drop when a part is removed": {
+            name: {
+                "telling": _mean(fall[group][is_distinctive[group]]),
+                "not telling": _mean(fall[group][~is_distinctive[group]]),
+            }
+            for name, group in groups.items()
+        },
         "prediction changed without background objects": _mean((alone.argmax(1) != unchanged.argmax(1)).float()),
     }
 
@@ -198,13 +198,12 @@ def _mean(values: Tensor) -> float:
 
 def format_exam(figures: dict[str, Any]) -> str:
     """Return the figures of ``examine`` as text."""
-    changed = figures["prediction changed without background objects"]
     rows = [
         ("accuracy", figures["accuracy"]),
         *((f"  betrayed classes, {name}", share) for name, share in figures["betrayed classes"].items()),
         *((f"  difficulty {level}", share) for level, share in figures["difficulty"].items()),
         ("  two creatures, both named first", figures["two creatures"]),
-        ("changed without background objects", changed),
+        ("changed without background objects", figures["prediction changed without background objects"]),
     ]
     lines = [f"{figures['scenes']} scenes", *(f"{name:<48}{share:>10.2%}" for name, share in rows)]
     lines.append(f"{'fall of the probability without the part':<48}{'telling':>10}{'other':>10}")

@@ -120,7 +120,7 @@ class Shapes:
         clipped: bool = False,
         line: float = 0.026,
     ) -> None:
-        most = max(len(drawing) for drawing in drawings)
+        most = max(map(len, drawings))
         nothing: Stroke = (0.0, 0.0, 0.0, 0.0, -9.0, -9.0, "000000")
         rows = [[_numbers(s, anchor) for s in (*drawing, *[nothing] * (most - len(drawing)))] for drawing in drawings]
         self.table = torch.tensor(rows, device=device)

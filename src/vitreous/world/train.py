@@ -21,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from vitreous import io as disk
 from vitreous.errors import VitreousError
 from vitreous.models.registry import device_of
+from vitreous.registry import check_at_least
 from vitreous.world.dataset import add_marker, add_random_marker, pair, remove_parts, shrink, split_seeds
 from vitreous.world.models import SIZE, accuracy, build, check_scenes, examine
 from vitreous.world.render import render
@@ -53,8 +54,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise VitreousError(f"{name}={getattr(self, name)} must be at least {least}")
+            check_at_least(name, getattr(self, name), least)
 
 
 RECIPES = {
@@ -88,8 +88,7 @@ def train(
     torch.manual_seed(recipe.seed)
     model = (build(recipe.arch) if model is None else model).to(device).train()
     parts_head = nn.Linear(model.num_features, sum(len(VARIANTS[part]) + 1 for part in PARTS)).to(device)
-    average = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
-    averaged = AveragedModel(model, multi_avg_fn=average)
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(recipe.average))  # type: ignore[no-untyped-call]
     optimiser = torch.optim.AdamW(_groups(model, parts_head, recipe), lr=recipe.lr, betas=(0.9, 0.98))
     log, begun = [], time.perf_counter()
     for step in range(recipe.steps):
@@ -137,10 +136,10 @@ def _class_loss(logits: Tensor, label: Tensor) -> Tensor:
 def _parts_loss(variants: Tensor, scenes: Batch) -> Tensor:
     """Mean cross-entropy of the five parts, an absent one being a variant of its own; lonely creatures only."""
     lonely = scenes.label[:, 1] < 0
-    losses = []
-    for scores, variant in zip(variants.chunk(len(PARTS), dim=1), scenes.parts[:, 0].unbind(1), strict=True):
-        absent = scores.shape[1] - 1
-        losses.append(F.cross_entropy(scores, torch.where(variant < 0, absent, variant), reduction="none"))
+    losses = [
+        F.cross_entropy(scores, torch.where(variant < 0, scores.shape[1] - 1, variant), reduction="none")
+        for scores, variant in zip(variants.chunk(len(PARTS), dim=1), scenes.parts[:, 0].unbind(1), strict=True)
+    ]
     return (torch.stack(losses).mean(dim=0) * lonely).mean()
 
 
@@ -153,13 +152,12 @@ def _schedule(step: int, recipe: Recipe) -> float:
 
 def _groups(model: nn.Module, head: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     """Matrices decay; vectors, position and class token do not."""
-    decays = [p for n, p in model.named_parameters() if p.ndim > 1 and "pos" not in n and "token" not in n]
-    chosen = {id(p) for p in decays}
-    others = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        {"params": decays, "weight_decay": recipe.weight_decay},
-        {"params": [*others, *head.parameters()], "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (recipe.weight_decay, 0.0)]
+    for name, parameter in model.named_parameters():
+        decays = parameter.ndim > 1 and "pos" not in name and "token" not in name
+        groups[not decays]["params"].append(parameter)
+    groups[1]["params"] += head.parameters()
+    return groups
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -180,10 +178,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
 
 
-def _halved(value: Tensor) -> Tensor:
-    return (value.half() if value.is_floating_point() else value).contiguous()
-
-
 def _train(options: argparse.Namespace, device: torch.device) -> None:
     check_scenes(options.exam)
     if device.type == "cpu":
@@ -196,18 +190,14 @@ def _train(options: argparse.Namespace, device: torch.device) -> None:
         steps = RECIPES[name].steps if options.steps is None else options.steps
         recipe = replace(RECIPES[name], steps=steps, batch=options.batch, seed=options.seed)
         model, log = train(recipe, device, look=min(1000, options.exam))
-        tensors = {key: _halved(value) for key, value in model.state_dict().items()}
+        state = model.state_dict().items()
+        tensors = {key: (value.half() if value.is_floating_point() else value).contiguous() for key, value in state}
         weights = save({key: value.cpu() for key, value in tensors.items()})
         disk.write_file(options.out / f"{name}.safetensors", weights, overwrite=True)
         model.load_state_dict(tensors)
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        environment = {"torch": torch.__version__, "device": where}
-        record[name] = {
-            "recipe": asdict(recipe),
-            "made with": environment,
-            "log": log,
-            "exam": examine(model, options.exam),
-        }
+        environment, exam = {"torch": torch.__version__, "device": where}, examine(model, options.exam)
+        record[name] = {"recipe": asdict(recipe), "made with": environment, "log": log, "exam": exam}
         _log.info("%s: %s", name, json.dumps(record[name]["exam"], indent=1))
         disk.write_file(record_file, (json.dumps(record, indent=1) + "\n").encode(), overwrite=True)
 
