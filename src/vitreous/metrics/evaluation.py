@@ -227,31 +227,6 @@ class Maps:
     rows: Mapping[str, Array]
 
 
-class RequestPlan:
-    """What some metrics request, each once: by the class whose maps they depend on, or shared by all methods."""
-
-    def __init__(self, metrics: Sequence[Metric], image_shape: ImageShape) -> None:
-        self.image_shape = image_shape
-        self.by_class: dict[str, dict[Request, None]] = {}
-        self.shared: dict[Request, None] = {}
-        for metric in metrics:
-            own = self.by_class.setdefault(metric.explain_class, {})
-            for request in metric.requests(image_shape).values():
-                (self.shared if request.is_shared else own)[request] = None
-        requests = chain(self.shared, *self.by_class.values())
-        baselines = [pair for request in requests for pair in request.baselines(image_shape).items()]
-        self.baselines = sorted(dict(baselines))
-        self.fully_removed = sorted({name for name, is_fully_removed in baselines if is_fully_removed})
-        self._layouts: dict[frozenset[str], RemovalLayout] = {}
-
-    def layout(self, modes: frozenset[str]) -> RemovalLayout:
-        """Return the states of a map that explains these classes at once."""
-        if modes not in self._layouts:
-            requests = [request for mode in modes for request in self.by_class[mode]]
-            self._layouts[modes] = RemovalLayout(requests, self.image_shape)
-        return self._layouts[modes]
-
-
 class Evaluator:
     """Collects images and maps, and answers all metrics about all methods at the end.
 
@@ -268,21 +243,31 @@ class Evaluator:
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self.model, self.columns, self.config = model, tuple(columns), config or EvaluationConfig()
-        self.plan = RequestPlan(metrics, image_shape)
-        self.runner = BatchRunner(model, self.config, on_progress)
-        self._shared = AnswerTable()
+        self.image_shape, self.runner = image_shape, BatchRunner(model, self.config, on_progress)
+        self.by_class: dict[str, dict[Request, None]] = {}
+        """What depends on maps, each once, by the class that they explain."""
+        self.shared: dict[Request, None] = {}
+        for metric in metrics:
+            own = self.by_class.setdefault(metric.explain_class, {})
+            for request in metric.requests(image_shape).values():
+                (self.shared if request.is_shared else own)[request] = None
+        requests = chain(self.shared, *self.by_class.values())
+        baselines = [pair for request in requests for pair in request.baselines(image_shape).items()]
+        self._baselines = sorted(dict(baselines))
+        self._fully_removed = sorted({name for name, is_fully_removed in baselines if is_fully_removed})
+        self._shared_answers = AnswerTable()
         self._by_method: dict[str, AnswerTable] = {}
         self._constant: dict[str, Tensor] = {}
 
     @property
     def modes(self) -> tuple[str, ...]:
         """Which explained classes the metrics need maps of."""
-        return tuple(sorted(self.plan.by_class))
+        return tuple(sorted(self.by_class))
 
     @property
     def reattributions(self) -> dict[str, list[Any]]:
         """The maps that metrics want to be computed again, by the class that they explain."""
-        by_class = self.plan.by_class.items()
+        by_class = self.by_class.items()
         return {mode: [request for request in requests if request.num_maps] for mode, requests in by_class}
 
     def add(
@@ -297,18 +282,18 @@ class Evaluator:
         with torch.no_grad():
             inputs = self.model.cast(inputs)
             scored = torch.stack([classes[name].to(inputs.device) for name in self.columns], dim=1)
-            images = ImageBatch(self.model, inputs, scored, self.plan.baselines, self.config.seed, annotations)
+            images = ImageBatch(self.model, inputs, scored, self._baselines, self.config.seed, annotations)
             slots, facts = self.runner.reserve(len(inputs)), np.empty(len(inputs), object)
             facts[:] = list(annotations) or [None] * len(inputs)
             images.ends[CLEAN] = slots
-            self._shared.add(CLEAN, slots)
-            self._shared.add("classes", scored.cpu().numpy())
-            self._shared.add("annotations", facts)
+            self._shared_answers.add(CLEAN, slots)
+            self._shared_answers.add("classes", scored.cpu().numpy())
+            self._shared_answers.add("annotations", facts)
             self.runner.record(logits, scored, slots)
-            for baseline in self.plan.fully_removed:
+            for baseline in self._fully_removed:
                 self._add_fully_removed(baseline, images)
-            for request in self.plan.shared:
-                request.enqueue(self.runner, images, None, self._shared)
+            for request in self.shared:
+                request.enqueue(self.runner, images, None, self._shared_answers)
             values = {name: one.values.detach().to(inputs.device) for name, one in maps.items()}
             values = {name: value if value.dtype == torch.float64 else value.float() for name, value in values.items()}
             flags = torch.cat([flag(value) for value in values.values()]).cpu().numpy()  # one wait for all methods
@@ -323,14 +308,14 @@ class Evaluator:
 
         ``reattributions`` are the maps that were computed again, by method.
         """
-        readings, shared = self.runner.finish(), self._shared.arrays()
+        readings, shared = self.runner.finish(), self._shared_answers.arrays()
         evaluations = {}
         for name, table in self._by_method.items():
             again = (reattributions or {}).get(name, {})
             arrays: dict[Key, Array] = {("maps", request, mode): maps for (request, mode), maps in again.items()}
             arrays |= shared | table.arrays()
-            shape, interpolation = self.plan.image_shape, self.config.interpolation
-            evaluations[name] = Evaluation(arrays, readings, shape, self.columns, interpolation)
+            interpolation = self.config.interpolation
+            evaluations[name] = Evaluation(arrays, readings, self.image_shape, self.columns, interpolation)
         return evaluations
 
     def _add_fully_removed(self, baseline: str, images: ImageBatch) -> None:
@@ -342,7 +327,7 @@ class Evaluator:
                 self._constant[baseline] = self.runner.forward(bare_images.expand(1, *shape[1:]))
             self.runner.record(self._constant[baseline].expand(shape[0], -1), images.scored, slots)
         else:
-            self.runner.add_images(copies(bare_images), self.plan.image_shape.pixels, images.scored, slots)
+            self.runner.add_images(copies(bare_images), self.image_shape.pixels, images.scored, slots)
 
     def _add_maps(self, name: str, maps: Maps, flags: Array, images: ImageBatch) -> None:
         invalid = flags == NONFINITE
@@ -355,7 +340,7 @@ class Evaluator:
         starts = np.where(left_out, -1, self.runner.num_slots + np.cumsum(lengths) - lengths)
         self.runner.reserve(int(lengths.sum()))
         values = maps.values.cpu().numpy()
-        for mode, requests in self.plan.by_class.items():
+        for mode, requests in self.by_class.items():
             rows = maps.rows[mode]
             table.add("flags", flags[rows], None, mode)
             table.add("left out", left_out[rows], None, mode)
@@ -372,9 +357,13 @@ class Evaluator:
     def _layouts(self, maps: Maps) -> tuple[Array, list[RemovalLayout]]:
         """Return for every map the image it belongs to, and its states: those of all classes that it explains."""
         owners = np.full(len(maps.values), -1)
-        modes: list[set[str]] = [set() for _ in owners]
+        modes = [frozenset[str]()] * len(owners)
         for mode, rows in maps.rows.items():
             owners[rows] = np.arange(len(rows))
             for row in rows:
-                modes[row].add(mode)
-        return owners, [self.plan.layout(frozenset(explained)) for explained in modes]
+                modes[row] |= {mode}
+        layouts = {
+            explained: RemovalLayout(chain(*(self.by_class[mode] for mode in explained)), self.image_shape)
+            for explained in set(modes)
+        }
+        return owners, [layouts[explained] for explained in modes]

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -65,28 +65,27 @@ def on(indices: Array, like: Tensor) -> Tensor:
     return torch.from_numpy(indices).to(like.device)
 
 
-@dataclass
 class ImageBatch:
-    """Some images and what is computed from them once: baselines, tokens, the noise of ROAD.
+    """Some images and what is computed from them once: the named baselines, tokens, the noise of ROAD.
 
-    ``scored`` ``[B, S]`` are the classes that every state is read for.
+    ``scored`` ``[B, S]`` are the classes that every state is read for; ``ends`` says where the answers about the clean
+    images stand, and about each bare baseline.
     """
 
-    model: VisionModel
-    inputs: Tensor
-    scored: Tensor
-    names: InitVar[Iterable[str]]
-    seed: int = 0
-    annotations: Sequence[Any] = ()
-    ends: dict[str, Array] = field(default_factory=dict)
-    """Where the answers about the clean images stand, and about each bare baseline."""
-    _tokens: Tensor | None = field(default=None, init=False)
-
-    def __post_init__(self, names: Iterable[str]) -> None:
-        """Make the named baselines."""
-        self.image_shape = ImageShape.of(self.model, self.inputs)
-        baselines = [BASELINES[name] for name in names if name in BASELINES]
-        self.baselines = {b.name: b.make(self.inputs, self.model.preprocess, self.seed) for b in baselines}
+    def __init__(
+        self,
+        model: VisionModel,
+        inputs: Tensor,
+        scored: Tensor,
+        names: Iterable[str],
+        seed: int = 0,
+        annotations: Sequence[Any] = (),
+    ) -> None:
+        self.model, self.inputs, self.scored, self.seed, self.annotations = model, inputs, scored, seed, annotations
+        self.image_shape = ImageShape.of(model, inputs)
+        self.baselines = {n: BASELINES[n].make(inputs, model.preprocess, seed) for n in names if n in BASELINES}
+        self.ends: dict[str, Array] = {}
+        self._tokens: Tensor | None = None
 
     def baseline(self, name: str, image: int) -> Tensor:
         images = self.baselines[name]
@@ -118,19 +117,12 @@ def select(images: ImageBatch, image: int, baseline: str, keep: bool, spans: Ten
     first, last = spans[:, 0].view(-1, 1, 1, 1), spans[:, 1].view(-1, 1, 1, 1)
     from_top = bool((spans[:, 0] == 0).all())
 
-    def inside(start: int, stop: int) -> Tensor:
+    def removed(start: int, stop: int) -> Tensor:
         below = ranks < last[start:stop]
-        return below if from_top else below & (ranks >= first[start:stop])
+        inside = below if from_top else below & (ranks >= first[start:stop])
+        return ~inside if keep else inside
 
-    if BASELINES[baseline].imputes:
-        return _impute(images, image, (lambda start, stop: ~inside(start, stop)) if keep else inside)
-    own, other = images.inputs[image], images.baseline(baseline, image)
-    selected, remaining = (own, other) if keep else (other, own)
-
-    def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(inside(start, stop), selected, remaining, out=out)
-
-    return write
+    return _replaced(images, image, baseline, removed)
 
 
 def masked(images: ImageBatch, image: int, baseline: str, masks: Tensor) -> Write:
@@ -138,21 +130,17 @@ def masked(images: ImageBatch, image: int, baseline: str, masks: Tensor) -> Writ
     size, own = images.inputs.shape[-2:], images.inputs[image]
     if tuple(masks.shape[1:]) != tuple(size):
         masks = F.interpolate(masks[:, None].to(torch.uint8), size=size, mode="nearest-exact")[:, 0].bool()
-    if BASELINES[baseline].imputes:
-        impute = _impute(images, image, lambda start, stop: masks[start:stop, None])
-        is_empty = masks.flatten(1).all(dim=1)  # nothing to inpaint from: the mean colour
+    write = _replaced(images, image, baseline, lambda start, stop: masks[start:stop, None])
+    is_empty = masks.flatten(1).all(dim=1)
 
-        def fill(out: Tensor, start: int, stop: int) -> Tensor:
-            missing, empty = impute(out, start, stop), is_empty[start:stop]
+    def fill(out: Tensor, start: int, stop: int) -> Tensor | None:
+        missing, empty = write(out, start, stop), is_empty[start:stop]
+        if missing is not None:  # nothing to inpaint from: the mean colour
             out[empty] += own.mean(dim=(1, 2), keepdim=True)
-            return missing & ~empty[:, None, None]
+            missing = missing & ~empty[:, None, None]
+        return missing
 
-        return fill
-
-    def write(out: Tensor, start: int, stop: int) -> None:
-        torch.where(masks[start:stop, None], images.baseline(baseline, image), own, out=out)
-
-    return write
+    return fill
 
 
 def fade(images: ImageBatch, image: int, baseline: str, weights: Tensor) -> Write:
@@ -165,15 +153,15 @@ def fade(images: ImageBatch, image: int, baseline: str, weights: Tensor) -> Writ
     return write
 
 
-def _impute(
-    images: ImageBatch, image: int, removed: Callable[[int, int], Tensor]
-) -> Callable[[Tensor, int, int], Tensor]:
-    """Return what leaves removed pixels, which hold their noise, to be inpainted from the others."""
+def _replaced(images: ImageBatch, image: int, baseline: str, removed: Callable[[int, int], Tensor]) -> Write:
+    """Return what writes the baseline over removed pixels, or their noise, to be inpainted from the others."""
+    imputes, own = BASELINES[baseline].imputes, images.inputs[image]
+    other = images.noise[image] if imputes else images.baseline(baseline, image)
 
-    def write(out: Tensor, start: int, stop: int) -> Tensor:
-        missing = removed(start, stop)
-        torch.where(missing, images.noise[image], images.inputs[image], out=out)
-        return missing[:, 0]
+    def write(out: Tensor, start: int, stop: int) -> Tensor | None:
+        mask = removed(start, stop)
+        torch.where(mask, other, own, out=out)
+        return mask[:, 0] if imputes else None
 
     return write
 

@@ -42,12 +42,17 @@ CLEAN = "clean"
 class Request:
     """Something that a metric requests; a frozen, hashable value, so that equal ones are answered once."""
 
-    is_shared: bool = True
-    """Whether the answer does not depend on a map, so that it is the same for all methods."""
+    by: str = "image"
+    """What the answer depends on: a ``"map"``, or the ``"image"`` alone, perhaps in a ``"random"`` order."""
     num_maps: int = 0
     """How many maps of each image have to be computed again."""
     annotation: str | None = None
     """What has to be known about every image."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the answer does not depend on a map, so that it is the same for all methods."""
+        return self.by != "map"
 
     def states(self, image_shape: ImageShape) -> frozenset[Hashable]:
         """Return the states to run, for each map or, where they are shared, for each image; the clean image aside."""
@@ -129,10 +134,6 @@ class RankedRemoval(Request):
     def counts(self) -> tuple[int, ...]:
         """How many are kept or removed in each state."""
         return tuple(stop - start for start, stop in self.spans)
-
-    @property
-    def is_shared(self) -> bool:  # type: ignore[override]
-        return self.by == "random"
 
     def size(self, image_shape: ImageShape) -> int:
         """Return how many pixels or tokens there are to rank."""
@@ -422,10 +423,6 @@ class RenderedStates(Request):
     n: int
     by: str = "map"
 
-    @property
-    def is_shared(self) -> bool:  # type: ignore[override]
-        return self.by == "image"
-
     def enqueue(self, runner: BatchRunner, images: ImageBatch, maps: MapBatch | None, table: AnswerTable) -> None:
         is_drawn, mode = np.ones(len(images.inputs), bool), None
         if maps is not None:
@@ -463,7 +460,7 @@ class Reattribution(Request):
     under: Callable[[VisionModel], VisionModel] | None = None
     seed: int | None = None
     target: str = "same"
-    is_shared = False
+    by = "map"
 
     @property
     def num_maps(self) -> int:  # type: ignore[override]
