@@ -25,7 +25,7 @@ from vitreous.models import VisionModel
 
 if TYPE_CHECKING:
     from vitreous.metrics.batch_runner import BatchRunner
-    from vitreous.metrics.requests import RankedRemoval, Run
+    from vitreous.metrics.requests import RankedRemoval
 
 Write = Callable[[Tensor, int, int], Tensor | None]
 """Writes states ``start .. stop - 1`` of a run into a slice of the batch buffer; returns which pixels ``[n, H, W]``
@@ -174,7 +174,7 @@ class OrderWriter:
         self.by_unit: dict[str, Tensor] = {}
         self.spans: dict[tuple[tuple[int, int], ...], Tensor] = {}
 
-    def write(self, run: Run | RankedRemoval, row: int, image: int) -> Write:
+    def write(self, run: RankedRemoval, row: int, image: int) -> Write:
         """Return what writes the states of one run."""
         size, unit, blends = self.images.image_shape.pixels, run.unit, run.unit.startswith("blend:")
         if unit not in self.by_unit:

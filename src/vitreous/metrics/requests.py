@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -201,18 +201,11 @@ class MapBatch:
     starts: Array
 
 
-class Run(NamedTuple):
-    """States of one order that differ in their span only; they begin at ``start``."""
-
-    unit: str
-    baseline: str
-    keep: bool
-    spans: tuple[Span, ...]
-    start: int
-
-
 class RemovalLayout:
-    """The states that some requests have along one order, each once, and the position of each among them."""
+    """The states that some requests have along one order, each once, and the position of each among them.
+
+    ``runs`` are states that differ in their span only, and the position of the first.
+    """
 
     def __init__(self, requests: Iterable[Request], image_shape: ImageShape) -> None:
         states = sorted(frozenset[Removal]().union(*(request.removals(image_shape) for request in requests)))
@@ -221,7 +214,8 @@ class RemovalLayout:
         self.runs = []
         for (unit, baseline, keep), group in groupby(states, key=lambda state: state[:3]):
             spans = tuple(span for *_, span in group)
-            self.runs.append(Run(unit, baseline, keep, spans, self.position[unit, baseline, keep, spans[0]]))
+            run = RankedRemoval(unit, baseline, keep, spans)
+            self.runs.append((run, self.position[unit, baseline, keep, spans[0]]))
 
 
 def enqueue_orders(
@@ -240,28 +234,22 @@ def enqueue_orders(
     config, size = runner.config, images.image_shape.pixels
     writer = OrderWriter(images, values, config.interpolation, config.tie_breaking, config.seed)
     for row, (image, layout, start) in enumerate(zip(owners.tolist(), layouts, starts.tolist(), strict=True)):
-        for run in layout.runs:
+        for run, position in layout.runs:
             if run.unit != "token":
-                slots = np.arange(start + run.start, start + run.start + len(run.spans))
+                slots = start + position + np.arange(len(run.spans))
                 runner.add_images(writer.write(run, row, image), size, images.scored[image], slots)
     for layout in dict.fromkeys(layouts):
-        runs = [run for run in layout.runs if run.unit == "token"]
-        if runs:
-            rows = np.array([row for row, other in enumerate(layouts) if other is layout])
-            _enqueue_tokens(runner, images, values[on(rows, values)], owners[rows], runs, starts[rows])
-
-
-def _enqueue_tokens(
-    runner: BatchRunner, images: ImageBatch, values: Tensor, owners: Array, runs: Sequence[Run], starts: Array
-) -> None:
-    tokens, config = images.tokens(runner), runner.config
-    ranked = order(token_map(values, runner.model, images.inputs).flatten(1), config.tie_breaking, config.seed)
-    rows = on(owners, values)
-    for run in runs:
-        for position, (low, stop) in enumerate(run.spans, run.start):
-            inside, outside = ranked[:, low:stop], torch.cat([ranked[:, :low], ranked[:, stop:]], dim=1)
-            keep = (inside if run.keep else outside).sort(dim=1).values
-            runner.add_tokens(tokens, rows, keep, images.scored[rows], starts + position)
+        runs = [(run, position) for run, position in layout.runs if run.unit == "token"]
+        if not runs:
+            continue
+        own = np.array([row for row, other in enumerate(layouts) if other is layout])
+        ranked = token_map(values[on(own, values)], runner.model, images.inputs).flatten(1)
+        ranked, rows = order(ranked, config.tie_breaking, config.seed), on(owners[own], values)
+        for run, first in runs:
+            for position, (low, stop) in enumerate(run.spans, first):
+                inside, outside = ranked[:, low:stop], torch.cat([ranked[:, :low], ranked[:, stop:]], dim=1)
+                keep = (inside if run.keep else outside).sort(dim=1).values
+                runner.add_tokens(images.tokens(runner), rows, keep, images.scored[rows], starts[own] + position)
 
 
 @dataclass(frozen=True)

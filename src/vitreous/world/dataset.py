@@ -234,7 +234,7 @@ def make_difficult(batch: Batch, level: float) -> Batch:
     -------
     Batch
     """
-    check_number("level", level, 0, 1, whole=False)
+    check_number("level", level, 0, 1, is_integer=False)
     index = torch.arange(MAX_OBJECTS, device=batch.seed.device)
     seed = batch.seed.unsqueeze(1) * 64 + 5 + index
     count, front = round(MAX_OBJECTS * level), round(4 * level)

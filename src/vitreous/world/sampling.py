@@ -83,11 +83,11 @@ def part_table(device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor(rows, device=device)
 
 
-def check_number(name: str, value: Any, least: float, most: float, whole: bool = True) -> None:
+def check_number(name: str, value: Any, least: float, most: float, is_integer: bool = True) -> None:
     """Refuse what is no (whole) number from ``least`` to ``most``."""
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:
-        raise VitreousError(f"{name}={value!r:.60} is not a {'whole ' * whole}number in {least}..{most}")
+        raise VitreousError(f"{name}={value!r:.60} is not a {'whole ' * is_integer}number in {least}..{most}")
 
 
 def draw(seeds: Tensor | Sequence[int], device: str | torch.device | None = None) -> Batch:

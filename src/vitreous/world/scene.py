@@ -43,7 +43,7 @@ def _check_class(name: str, value: Any) -> None:
 
 
 Angle = Annotated[int, partial(check_number, least=-360, most=360)]
-Place = Annotated[float, partial(check_number, least=-0.2, most=1.2, whole=False)]
+Place = Annotated[float, partial(check_number, least=-0.2, most=1.2, is_integer=False)]
 Colour = Annotated[tuple[int, int, int], partial(_check_row, count=3, most=255)]
 Flag = Annotated[bool, _check_flag]
 Label = Annotated[int, _check_class]
@@ -75,7 +75,7 @@ class Pose(_Value):
 
     x: Place
     y: Place
-    scale: Annotated[float, partial(check_number, least=0.02, most=0.5, whole=False)]
+    scale: Annotated[float, partial(check_number, least=0.02, most=0.5, is_integer=False)]
     angle: Angle = 0
     mirrored: Flag = False
     horn: Angle = 0
@@ -87,10 +87,10 @@ class Pose(_Value):
 class Light(_Value):
     """Strength, how much it falls across the image and in which direction, and warmth (red against blue)."""
 
-    strength: Annotated[float, partial(check_number, least=0.0, most=2.0, whole=False)] = 1.0
-    slope: Annotated[float, partial(check_number, least=0.0, most=1.0, whole=False)] = 0.0
+    strength: Annotated[float, partial(check_number, least=0.0, most=2.0, is_integer=False)] = 1.0
+    slope: Annotated[float, partial(check_number, least=0.0, most=1.0, is_integer=False)] = 0.0
     direction: Angle = 0
-    warmth: Annotated[float, partial(check_number, least=-0.5, most=0.5, whole=False)] = 0.0
+    warmth: Annotated[float, partial(check_number, least=-0.5, most=0.5, is_integer=False)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class BackgroundObject(_Value):
     kind: Annotated[str, partial(check_choice, choices=_OBJECT_KINDS)]
     x: Place
     y: Place
-    size: Annotated[float, partial(check_number, least=0.01, most=0.3, whole=False)]
+    size: Annotated[float, partial(check_number, least=0.01, most=0.3, is_integer=False)]
     angle: Angle = 0
     colours: Annotated[tuple[int, int], partial(_check_row, count=2, most=9)] = (0, 1)
     front: Flag = False
