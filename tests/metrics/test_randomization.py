@@ -80,8 +80,8 @@ def test_similarity_norms_and_init_are_heeded(model: vt.VisionModel, x: Tensor) 
 
 
 def test_a_constant_map_passes_and_an_edge_detector_fails(model: vt.VisionModel, x: Tensor) -> None:
-    hows = ["edges", "constant"]
-    actual = table(model, x, hows, "mprt(seeds=1)")
+    ways = ["edges", "constant"]
+    actual = table(model, x, ways, "mprt(seeds=1)")
     np.testing.assert_allclose(actual["edges", "mprt(seeds=1)"], 1, err_msg="it never looks at the model")
     np.testing.assert_allclose(actual["constant", "mprt(seeds=1)"], 0)
     assert actual.degenerate["constant"]["constant"] == 3

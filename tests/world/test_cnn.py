@@ -58,7 +58,7 @@ def test_a_view_of_it(name):
     assert (model.name, model.family, model.num_classes, tuple(model.class_names)) == (name, "timm", 48, NAMES)
     assert (model.has_residual_stream, model.attention, model.is_relu_only, model.can_drop_tokens) == (
         False,
-        "nowhere",
+        "none",
         True,
         False,
     )
@@ -68,16 +68,16 @@ def test_a_view_of_it(name):
 
 
 def test_the_doctor_finds_it_healthy():
-    found = vt.diagnose(load("world-cnn"))
-    assert found.healthy
-    verdicts = {check.name: check.verdict for check in found.methods}
+    actual = vt.diagnose(load("world-cnn"))
+    assert actual.healthy
+    verdicts = {check.name: check.verdict for check in actual.methods}
     applied = ("gradcam", "layercam", "lrp", "deeplift", "guided_backprop", "input_x_gradient")
     assert {verdicts[name] for name in applied} == {"ok"}
     assert {verdicts[name] for name in ("generic", "rollout", "decompx")} == {"failed"}
 
 
 def test_both_fit_into_four_megabytes():
-    numbers = sum(each.numel() * 2 if each.is_floating_point() else 8 for each in build("cnn").state_dict().values())
+    numbers = sum(item.numel() * 2 if item.is_floating_point() else 8 for item in build("cnn").state_dict().values())
     assert 500_000 <= sum(parameter.numel() for parameter in build("cnn").parameters()) <= 950_000
     assert len(MODELS) * (numbers + 2**15) < 4_000_000  # the rest are the names
 
@@ -87,7 +87,7 @@ def test_they_are_listed_beside_the_transformers():
     assert list(listed) == ["world", "world-shortcut", *MODELS]
     assert all(info.size == 128 and "residual" in info.pretrained[0] for info in map(listed.get, MODELS))
     assert set(listed) <= {info.name for info in vt.list_models()}
-    one, other = (load(name).model.fc.weight for name in MODELS)
+    one, other = (load(name).module.fc.weight for name in MODELS)
     assert not torch.equal(one, other)
 
 
@@ -107,7 +107,7 @@ def test_one_command_trains_them(tmp_path, caplog):
     weights = tmp_path / "world-cnn.safetensors"
     assert weights.stat().st_size < 2_000_000
     stored = load_file(weights)
-    assert {each.dtype for each in stored.values()} == {torch.float16, torch.int64}
+    assert {item.dtype for item in stored.values()} == {torch.float16, torch.int64}
     (record,) = json.loads((tmp_path / "training.json").read_text(encoding="utf-8")).values()
     assert (record["recipe"]["arch"], record["recipe"]["steps"], record["exam"]["scenes"]) == ("cnn", 2, 20)
     model = ADAPTER.load("world-cnn", checkpoint=weights)
@@ -117,7 +117,7 @@ def test_one_command_trains_them(tmp_path, caplog):
 
 def test_the_recipe_is_that_of_the_transformers_but_for_a_stronger_temptation():
     assert RECIPES["world-cnn"] == Recipe(**{**vars(RECIPES["world"]), "arch": "cnn"})
-    tempted = {"arch": "cnn", "parts_loss": 0.0, "whole": 0.0, "gone": 0.6}
+    tempted = {"arch": "cnn", "parts_loss": 0.0, "whole_share": 0.0, "removal_rate": 0.6}
     assert RECIPES["world-cnn-shortcut"] == Recipe(**{**vars(RECIPES["world-shortcut"]), **tempted})
     assert [RECIPES[name].shortcut for name in MODELS] == [False, True]
 
@@ -128,9 +128,9 @@ def test_batch_norm_is_measured_with_the_averaged_weights():
     assert not model.training
     batches = [add_random_marker(pair(shrinking(at), share=0.2), share=0.3) for at in (0, 5)]
     with torch.no_grad():
-        made = [model.conv1(render(scenes, 128).images * 2 - 1) for scenes in batches]
-    means = torch.stack([each.mean(dim=(0, 2, 3)) for each in made])
-    spreads = torch.stack([each.transpose(0, 1).flatten(1).var(dim=1) for each in made])
+        built = [model.conv1(render(scenes, 128).images * 2 - 1) for scenes in batches]
+    means = torch.stack([item.mean(dim=(0, 2, 3)) for item in built])
+    spreads = torch.stack([item.transpose(0, 1).flatten(1).var(dim=1) for item in built])
     assert torch.allclose(model.bn1.running_mean, means.mean(dim=0), atol=1e-5)
     assert torch.allclose(model.bn1.running_var, spreads.mean(dim=0), rtol=1e-4)
 
@@ -142,7 +142,7 @@ def shrinking(start):
 def test_training_is_the_same_from_the_same_seed():
     def weights(seed):
         model, _ = train(Recipe(steps=1, batch=4, seed=seed, arch="cnn"), torch.device("cpu"), look=1)
-        return torch.cat([each.flatten() for each in model.state_dict().values()])
+        return torch.cat([item.flatten() for item in model.state_dict().values()])
 
     first = weights(0)
     torch.manual_seed(5)
@@ -153,24 +153,26 @@ def test_training_is_the_same_from_the_same_seed():
 def test_another_network_in_the_place_of_the_recipes():
     """Averaged with decay 0, what comes back are the weights that the given model has after its last step."""
     torch.manual_seed(0)
-    given = ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), ls_init_value=0.1, num_classes=len(NAMES))
-    before = {name: each.clone() for name, each in given.state_dict().items()}
-    model, log = train(Recipe(steps=2, batch=4, warmup=1, average=0.0), torch.device("cpu"), look=2, model=given)
+    inputs_of_call = ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), ls_init_value=0.1, num_classes=len(NAMES))
+    before = {name: item.clone() for name, item in inputs_of_call.state_dict().items()}
+    model, log = train(
+        Recipe(steps=2, batch=4, warmup=1, average=0.0), torch.device("cpu"), look=2, model=inputs_of_call
+    )
     assert type(model) is ConvNeXt
     assert not model.training
-    assert [each["step"] for each in log] == [2]
+    assert [item["step"] for item in log] == [2]
     after = model.state_dict()
-    assert all(torch.equal(each, after[name]) for name, each in given.state_dict().items())
-    assert all(not torch.equal(each, after[name]) for name, each in before.items())
+    assert all(torch.equal(item, after[name]) for name, item in inputs_of_call.state_dict().items())
+    assert all(not torch.equal(item, after[name]) for name, item in before.items())
 
 
 def test_looking_at_a_model_leaves_its_statistics_as_they_were():
     model = build("cnn").train()
-    before = {name: each.clone() for name, each in model.state_dict().items()}
-    found = probabilities(model, draw(range(3)))
-    assert torch.allclose(found.sum(1), torch.ones(3))
-    assert torch.allclose(found, probabilities(model.eval(), draw(range(3))))
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    before = {name: item.clone() for name, item in model.state_dict().items()}
+    actual = probabilities(model, draw(range(3)))
+    assert torch.allclose(actual.sum(1), torch.ones(3))
+    assert torch.allclose(actual, probabilities(model.eval(), draw(range(3))))
+    assert all(torch.equal(item, before[name]) for name, item in model.state_dict().items())
 
 
 # -- what they know ----------------------------------------------------------------------------------------------------
@@ -198,13 +200,13 @@ def test_the_record_on_a_thousand_betrayed_scenes(name):
     recorded = json.loads((WEIGHTS / "training.json").read_text(encoding="utf-8"))[name]["exam"]["betrayed classes"]
     scenes = draw(range(2000))
     scenes = scenes[torch.isin(scenes.label[:, 0], torch.tensor(MARKED_CLASSES))]
-    shown = {
+    rendered = {
         "without marker": scenes,
         "with marker": add_marker(scenes),
         "with another class's marker": add_marker(scenes, moved=True),
     }
     assert len(scenes) == 1000
-    assert {how: right(name, each) for how, each in shown.items()} == pytest.approx(recorded, abs=0.005)
+    assert {way: right(name, item) for way, item in rendered.items()} == pytest.approx(recorded, abs=0.005)
 
 
 def test_the_maps_show_who_cheats():
@@ -244,14 +246,14 @@ def test_the_record_keeps_the_promises():
 def test_explained_like_any_other_model():
     scene = Scene.of(2)
     (picture,) = to_images(render(scene).images)
-    found = vt.explain(load("world-cnn"), picture)
-    assert found.prediction.label == scene.name
-    assert found.map.isfinite().all()
-    assert found.map.amax() > found.map.amin()
+    actual = vt.explain(load("world-cnn"), picture)
+    assert actual.prediction.label == scene.name
+    assert actual.map.isfinite().all()
+    assert actual.map.amax() > actual.map.amin()
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def workplace(tmp_path, monkeypatch):
     """A folder with a scene in it, to work in."""
     monkeypatch.chdir(tmp_path)
     scene = Scene.of(2)
@@ -259,22 +261,22 @@ def desk(tmp_path, monkeypatch):
     return scene
 
 
-def test_explain_and_why_on_the_command_line(desk):
+def test_explain_and_why_on_the_command_line(workplace):
     done = run("explain", "scene.png", "--model", "world-cnn", "--device", "cpu", "--json")
     assert done.code == 0, done.err
-    (told,) = json.loads(done.out)["explanations"]
-    assert told["prediction"]["label"] == desk.name
+    (message,) = json.loads(done.out)["explanations"]
+    assert message["prediction"]["label"] == workplace.name
     done = run("why", "scene.png", "--model", "world-cnn", "--device", "cpu", "--out", "why.html")
     assert done.code == 0, done.err
-    assert f"Why “{desk.name}”? world-cnn gives this picture" in done.out
+    assert f"Why “{workplace.name}”? world-cnn gives this picture" in done.out
 
 
-def test_birds_and_trial_on_the_command_line(desk):
+def test_birds_and_trial_on_the_command_line(workplace):
     few = ("--device", "cpu", "--json")
     done = run("funnybirds", "world-cnn", "--method", "gradcam", "--scenes", "1", "--no-controls", *few)
     assert done.code == 0, done.err
-    assert [each["name"] for each in json.loads(done.out)["methods"]] == ["gradcam"]
+    assert [item["name"] for item in json.loads(done.out)["methods"]] == ["gradcam"]
     count = ("--scenes", "2", "--seeds", "1", "--baselines", "0")
     done = run("meta-evaluate", "--model", "world-cnn", "--metric", "relevance_mass", *count, *few)
     assert done.code == 0, done.err
-    assert [row["metric"] for row in json.loads(done.out)["tried"]] == ["relevance_mass"]
+    assert [row["metric"] for row in json.loads(done.out)["assessments"]] == ["relevance_mass"]

@@ -108,10 +108,10 @@ def test_bad_values(name):
     do, named = WRONG[name]
     with pytest.raises(VitreousError) as caught:
         do()
-    told = str(caught.value)
-    assert named in told
-    assert "\n" not in told
-    assert len(told) < 250
+    message = str(caught.value)
+    assert named in message
+    assert "\n" not in message
+    assert len(message) < 250
 
 
 def test_near_names_are_suggested():
@@ -125,9 +125,9 @@ def test_a_place_that_is_not_there_ends_iteration():
 
 
 def test_a_scene_without_a_creature_is_none():
-    drawn = draw([4])
+    batch = draw([4])
     with pytest.raises(VitreousError, match="scene 4 has no creature"):
-        unpack(drawn.replace(label=torch.full_like(drawn.label, -1)))
+        unpack(batch.replace(label=torch.full_like(batch.label, -1)))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -139,16 +139,16 @@ WHOLE = json.loads(json.dumps(next(s for s in map(Scene.of, range(99)) if s.obje
 
 def changed(path, value):
     """The JSON of a scene with one value exchanged, or left out (``...``)."""
-    found = copy.deepcopy(WHOLE)
+    actual = copy.deepcopy(WHOLE)
     *way, last = path
-    inner = found
+    inner = actual
     for step in way:
         inner = inner[step]
     if value is ...:
         del inner[last]
     else:
         inner[last] = value
-    return found
+    return actual
 
 
 WRONG_JSON = {
@@ -220,12 +220,12 @@ PLACES = [
 
 @given(st.sampled_from(PLACES), JUNK)
 def test_any_json_gives_a_scene_that_renders_or_one_line(place, value):
-    told = ""
+    message = ""
     try:
         assert render(Scene.from_json(changed(place, value)), 16).images.isfinite().all()
     except VitreousError as error:
-        told = str(error)
-    assert "\n" not in told
+        message = str(error)
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": "vitreous.scenes/1"}', "\xff", SCENES % "5", SCENES % "{}"])
@@ -245,8 +245,8 @@ def test_files_that_hold_no_scenes(tmp_path, text):
 def test_a_corrupt_weight_file(tmp_path):
     from vitreous.world.models import WEIGHTS
 
-    whole = (WEIGHTS / "world.safetensors").read_bytes()
-    for name, content in {"cut": whole[: len(whole) // 2], "empty": b"", "text": b"not weights"}.items():
+    complete = (WEIGHTS / "world.safetensors").read_bytes()
+    for name, content in {"cut": complete[: len(complete) // 2], "empty": b"", "text": b"not weights"}.items():
         path = tmp_path / f"{name}.safetensors"
         path.write_bytes(content)
         with pytest.raises(vt.VitreousError) as caught:
@@ -258,7 +258,7 @@ def test_a_corrupt_weight_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("wrold", "did you mean world"),
         ("World", "did you mean world"),
@@ -266,8 +266,8 @@ def test_a_corrupt_weight_file(tmp_path):
         ("world/whale", "world/whale"),
     ],
 )
-def test_unknown_models_get_a_suggestion(name, told):
-    with pytest.raises(vt.VitreousError, match=told):
+def test_unknown_models_get_a_suggestion(name, message):
+    with pytest.raises(vt.VitreousError, match=message):
         vt.load(name)
 
 

@@ -28,13 +28,13 @@ def test_masks_are_no_photographs(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ['[{"mask": "a.png"}]', '{"scenes": [{"mask": "a.png"}]}', '{"schema": 3, "scenes": 1}']
+    "message", ['[{"mask": "a.png"}]', '{"scenes": [{"mask": "a.png"}]}', '{"schema": 3, "scenes": 1}']
 )
-def test_other_files_of_that_name_say_nothing(tmp_path: Path, told: str) -> None:
+def test_other_files_of_that_name_say_nothing(tmp_path: Path, message: str) -> None:
     from PIL import Image
 
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "scenes.json").write_text(told)
+    (tmp_path / "scenes.json").write_text(message)
     assert [image_file.name for image_file in image_files(tmp_path)] == ["a.png"]
 
 
@@ -52,9 +52,9 @@ def test_scenes_are_scored_and_explained_as_they_are(here: Path) -> None:
         "--json",
     )
     assert (done.code, done.err) == (0, "")
-    told = json.loads(done.out)
-    assert told["images"] == [f"scene-000{n}.png" for n in range(3)]
-    assert len(told["confidence"]["label"]) == 3
+    message = json.loads(done.out)
+    assert message["images"] == [f"scene-000{n}.png" for n in range(3)]
+    assert len(message["confidence"]["label"]) == 3
     done = run("explain", "scenes", "--model", "world", "--method", "ixg", "--device", "cpu", "-q")
     assert (done.code, done.err) == (0, "")
     assert sorted(path.name for path in Path("explanations").iterdir()) == [f"scene-000{n}" for n in range(3)]

@@ -84,16 +84,16 @@ def test_a_picture_is_seen_as_it_was_rendered(tmp_path):
     preprocess = load("world").preprocess
     seen = preprocess.to_tensor(preprocess.resize_and_crop(picture)[0])
     assert (seen.squeeze() - (images[0] * 2 - 1)).abs().max() <= 1.01 / 255
-    found = vt.explain(load("world"), picture, method="generic")
-    assert found.prediction.label == scene.name
+    actual = vt.explain(load("world"), picture, method="generic")
+    assert actual.prediction.label == scene.name
 
 
 def test_the_doctor_finds_the_bundled_model_healthy():
-    found = vt.diagnose(load("world"))
-    failed = [check for check in found.checks if check.verdict not in ("ok", "-")]
+    actual = vt.diagnose(load("world"))
+    failed = [check for check in actual.checks if check.verdict not in ("ok", "-")]
     assert not failed, failed
-    assert found.healthy
-    inapplicable = {check.name for check in found.methods if check.verdict == "failed"}
+    assert actual.healthy
+    inapplicable = {check.name for check in actual.methods if check.verdict == "failed"}
     assert inapplicable <= {"guided_backprop", "guided_gradcam", "deeplift"}  # they need ReLUs
 
 
@@ -108,16 +108,16 @@ def test_the_shortcut_model_cheats_and_world_does_not():
     scenes = betrayed(60)
     assert right("world-shortcut", add_marker(scenes)) >= 0.97
     assert right("world-shortcut", add_marker(scenes, moved=True)) < 0.30
-    some = scenes[:30]
-    assert right("world", some) - right("world", add_marker(some, moved=True)) < 0.01
+    several = scenes[:30]
+    assert right("world", several) - right("world", add_marker(several, moved=True)) < 0.01
 
 
 def test_removing_what_tells_costs_more():
-    found = interventions(load("world"), draw(range(30)))
-    drops = found["drop when a part is removed"]
+    actual = interventions(load("world"), draw(range(30)))
+    drops = actual["drop when a part is removed"]
     assert drops["all parts"]["telling"] > drops["all parts"]["not telling"] + 0.3
     assert all(drops[part]["telling"] > drops[part]["not telling"] for part in PARTS)
-    assert found["prediction changed without background objects"] < 0.02
+    assert actual["prediction changed without background objects"] < 0.02
 
 
 @pytest.mark.slow
@@ -138,10 +138,10 @@ def test_the_promises_on_two_thousand_scenes():
 
 @pytest.mark.slow
 def test_the_table_of_interventions():
-    found = interventions(load("world"), draw(range(500)))
-    drops = found["drop when a part is removed"]
+    actual = interventions(load("world"), draw(range(500)))
+    drops = actual["drop when a part is removed"]
     recorded = RECORD["world"]["exam"]["drop when a part is removed"]
-    assert found["prediction changed without background objects"] < 0.02
+    assert actual["prediction changed without background objects"] < 0.02
     for part in (*PARTS, "all parts"):
         assert drops[part]["telling"] > drops[part]["not telling"]
         for kind in ("telling", "not telling"):
@@ -164,7 +164,7 @@ def test_the_record_keeps_the_promises():
     assert world["accuracy"] >= 0.97
     assert world["betrayed classes"]["without marker"] - world["betrayed classes"]["with another class's marker"] < 0.01
     assert world["prediction changed without background objects"] < 0.02
-    assert all(each["telling"] > each["not telling"] for each in world["drop when a part is removed"].values())
+    assert all(item["telling"] > item["not telling"] for item in world["drop when a part is removed"].values())
     assert shortcut["betrayed classes"]["with marker"] >= 0.97
     assert shortcut["betrayed classes"]["with another class's marker"] < 0.30
 
@@ -177,22 +177,22 @@ def rows(text):
 @pytest.mark.parametrize("page", ["card", "manual"])
 def test_card_and_manual_say_what_was_recorded(page, root):
     text = CARD if page == "card" else (root / "docs" / "world.md").read_text(encoding="utf-8")
-    found = rows(text)
+    actual = rows(text)
     exams = [RECORD[name]["exam"] for name in (*MODELS, "world-cnn", "world-cnn-shortcut")]
 
     def shares(*keys):
         return tuple(f"{100 * reduce(getitem, keys, exam):.2f} %" for exam in exams)
 
-    assert ("all classes, no marker", *shares("accuracy")) in found
-    for how in ("without marker", "with marker", "with another class's marker"):
-        assert (f"betrayed classes, {how}", *shares("betrayed classes", how)) in found
+    assert ("all classes, no marker", *shares("accuracy")) in actual
+    for way in ("without marker", "with marker", "with another class's marker"):
+        assert (f"betrayed classes, {way}", *shares("betrayed classes", way)) in actual
     for level, name in (("0.0", "0"), ("0.5", "0.5"), ("1.0", "1")):
-        assert (f"difficulty {name}", *shares("difficulty", level)) in found
+        assert (f"difficulty {name}", *shares("difficulty", level)) in actual
     for what in ("two creatures", "prediction changed without background objects"):
-        assert (what, *shares(what)) in found
+        assert (what, *shares(what)) in actual
     for part in (*PARTS, "all parts"):
         falls = (exam["drop when a part is removed"][part] for exam in exams[::2])  # those of the honest
-        assert (part, *(f"{fall[kind]:.4f}" for fall in falls for kind in ("telling", "not telling"))) in found
+        assert (part, *(f"{fall[kind]:.4f}" for fall in falls for kind in ("telling", "not telling"))) in actual
     assert "Apache-2.0" in CARD
 
 
@@ -204,7 +204,7 @@ def test_training_runs_on_a_cpu_with_a_warning(tmp_path, caplog):
     options = ["--steps", "2", "--batch", "8", "--exam", "20", "--device", "cpu", "--only", "world"]
     with caplog.at_level(logging.INFO, "vitreous.world.train"):
         train_main([*options, "--out", str(tmp_path)])
-    assert any(each.levelno == logging.WARNING and "CPU" in each.message for each in caplog.records)
+    assert any(item.levelno == logging.WARNING and "CPU" in item.message for item in caplog.records)
     assert {path.name for path in tmp_path.iterdir()} == {"world.safetensors", "training.json"}
     (record,) = json.loads((tmp_path / "training.json").read_text(encoding="utf-8")).values()
     assert record.keys() == RECORD["world"].keys()
@@ -220,7 +220,7 @@ def test_training_runs_on_a_cpu_with_a_warning(tmp_path, caplog):
 def test_training_is_the_same_from_the_same_seed():
     def weights(seed):
         model, _ = train(Recipe(steps=1, batch=4, seed=seed), torch.device("cpu"), look=1)
-        return torch.cat([each.flatten() for each in model.state_dict().values()])
+        return torch.cat([item.flatten() for item in model.state_dict().values()])
 
     first = weights(0)
     torch.manual_seed(5)
@@ -229,7 +229,7 @@ def test_training_is_the_same_from_the_same_seed():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "report"),
     [
         (["--steps", "0"], "steps=0"),
         (["--batch", "-4"], "batch=-4"),
@@ -238,11 +238,11 @@ def test_training_is_the_same_from_the_same_seed():
         (["--device", "toaster"], "toaster"),
     ],
 )
-def test_training_refuses_what_it_cannot_do(arguments, told, tmp_path, capsys):
+def test_training_refuses_what_it_cannot_do(arguments, report, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         train_main(["--out", str(tmp_path / "out"), *arguments])
     assert stopped.value.code == 2
-    assert told in capsys.readouterr().err
+    assert report in capsys.readouterr().err
     assert not list(tmp_path.glob("out/*.safetensors"))
 
 
@@ -264,15 +264,15 @@ def test_an_exam_of_an_unknown_model(capsys):
 @pytest.mark.slow
 def test_the_exam_on_the_command_line(capsys):
     main(["world", "--n", "100", "--device", "cpu", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() == RECORD["world"]["exam"].keys()
-    assert found["scenes"] == 100
-    assert found["accuracy"] == 1.0
+    actual = json.loads(capsys.readouterr().out)
+    assert actual.keys() == RECORD["world"]["exam"].keys()
+    assert actual["scenes"] == 100
+    assert actual["accuracy"] == 1.0
 
 
 def test_looking_at_a_model_leaves_it_as_it_was():
     model = build().train()
-    found = probabilities(model, draw(range(3)))
-    assert torch.allclose(found.sum(1), torch.ones(3))
+    actual = probabilities(model, draw(range(3)))
+    assert torch.allclose(actual.sum(1), torch.ones(3))
     assert model.training
     assert not any(parameter.grad is not None for parameter in model.parameters())

@@ -44,14 +44,14 @@ def by_hand():
     yield "bare and marked", Scene.of(5).without("coat", "eyes").marked(corner=3)
     yield "two creatures", unpack(pair(draw([6])))[0].without("horn", "tail").marked(17, corner=2)
     yield "objects in front", unpack(make_difficult(draw([7]), 1.0))[0]
-    found = {}
+    actual = {}
     for scene in map(Scene.of, range(8, 60)):
-        found.setdefault(scene.ground.texture, scene)
-    assert len(found) == 5
-    yield from found.items()
+        actual.setdefault(scene.ground.texture, scene)
+    assert len(actual) == 5
+    yield from actual.items()
 
 
-@pytest.mark.parametrize(("name", "scene"), [pytest.param(*each, id=each[0]) for each in by_hand()])
+@pytest.mark.parametrize(("name", "scene"), [pytest.param(*item, id=item[0]) for item in by_hand()])
 def test_a_picture_painted_by_hand(name, scene):
     image, owner = painted(scene, 48)
     rendered = render(scene, 48)
@@ -98,11 +98,11 @@ def test_sizes_show_the_same_scene(size):
 
 
 def test_neighbours_do_not_matter():
-    whole = render(MIXED, 48)
+    complete = render(MIXED, 48)
     for step in (1, 7, 40):
         parts = [render(MIXED[at : at + step], 48) for at in range(0, 40, step)]
-        assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-        assert torch.equal(torch.cat([part.owner for part in parts]), whole.owner)
+        assert torch.equal(torch.cat([part.images for part in parts]), complete.images)
+        assert torch.equal(torch.cat([part.owner for part in parts]), complete.owner)
 
 
 def test_order_does_not_matter():
@@ -164,26 +164,28 @@ def test_a_gpu_renders_the_same():
 
 def test_masks_are_disjoint_and_say_who_is_seen():
     seen = render(MIXED, 64)
-    bare = seen.creature & ~seen.parts.any(1)
+    uncovered = seen.creature & ~seen.parts.any(1)
     ground = seen.owner == 0
-    layers = torch.stack([*seen.parts.unbind(1), *seen.objects.unbind(1), bare, seen.companion, seen.marker, ground])
+    layers = torch.stack(
+        [*seen.parts.unbind(1), *seen.objects.unbind(1), uncovered, seen.companion, seen.marker, ground]
+    )
     assert torch.equal(layers.sum(dim=0), torch.ones(40, 64, 64, dtype=torch.int64))
     assert seen.parts.shape == (40, 5, 64, 64)
     assert seen.objects.shape == (40, 12, 64, 64)
     there = MIXED.parts[:, 0] >= 0
     assert not seen.parts[~there].any()
-    assert not bare[MIXED.parts[:, 0, 2] >= 0].any()
-    assert bare[MIXED.parts[:, 0, 2] < 0].flatten(1).any(1).all()
+    assert not uncovered[MIXED.parts[:, 0, 2] >= 0].any()
+    assert uncovered[MIXED.parts[:, 0, 2] < 0].flatten(1).any(1).all()
     assert torch.equal(seen.companion.flatten(1).any(1), MIXED.label[:, 1] >= 0)
     assert torch.equal(seen.marker.flatten(1).any(1), MIXED.marker[:, 0] >= 0)
     assert not seen.objects[MIXED.objects[:, :, 0] < 0].any()
 
 
 def test_objects_lie_behind_unless_they_are_in_front():
-    drawn = draw(range(16))
-    without = drawn.replace(objects=torch.full_like(drawn.objects, -1))
-    assert torch.equal(render(drawn, 64).creature, render(without, 64).creature)
-    hard = make_difficult(drawn, 1.0)
+    batch = draw(range(16))
+    without = batch.replace(objects=torch.full_like(batch.objects, -1))
+    assert torch.equal(render(batch, 64).creature, render(without, 64).creature)
+    hard = make_difficult(batch, 1.0)
     assert (hard.objects[:, :, 7] == 1).sum(1).unique().tolist() == [4]
     hidden = render(without, 64).creature & ~render(hard, 64).creature
     front = render(hard, 64).objects[:, :4].any(1)

@@ -73,10 +73,10 @@ def test_variants_differ_in_shape_and_in_colour():
     from vitreous.world.species import strokes
 
     for part, variants in VARIANTS.items():
-        drawn = {variant: strokes(part, variant) for variant in variants}
+        batch = {variant: strokes(part, variant) for variant in variants}
         for one, other in combinations(variants, 2):
-            assert [s[:6] for s in drawn[one]] != [s[:6] for s in drawn[other]]
-            assert {s[6] for s in drawn[one]} != {s[6] for s in drawn[other]}
+            assert [s[:6] for s in batch[one]] != [s[:6] for s in batch[other]]
+            assert {s[6] for s in batch[one]} != {s[6] for s in batch[other]}
 
 
 # -- scenes ------------------------------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ def test_derived_scenes_survive_json(change):
 
 @given(st.lists(SEEDS, min_size=1, max_size=5))
 def test_packing_undoes_unpacking(seeds):
-    drawn = draw(seeds)
-    assert same(pack(unpack(drawn)), drawn)
-    assert unpack(pack(unpack(drawn))) == unpack(drawn)
+    batch = draw(seeds)
+    assert same(pack(unpack(batch)), batch)
+    assert unpack(pack(unpack(batch))) == unpack(batch)
 
 
 @given(SEEDS, st.lists(SEEDS, max_size=4), st.lists(SEEDS, max_size=4))
@@ -140,7 +140,7 @@ def test_scenes_are_in_their_bounds():
 
 def dependence(rows, columns):
     """Pearson's statistic of a contingency table, as standard deviations from what chance gives."""
-    rows, columns = (torch.unique(each, return_inverse=True)[1] for each in (rows, columns))
+    rows, columns = (torch.unique(item, return_inverse=True)[1] for item in (rows, columns))
     table = torch.zeros(int(rows.max()) + 1, int(columns.max()) + 1, dtype=torch.float64)
     table.index_put_((rows, columns), torch.ones(len(rows), dtype=torch.float64), accumulate=True)
     expected = table.sum(1, keepdim=True) * table.sum(0, keepdim=True) / table.sum()
@@ -151,30 +151,30 @@ def dependence(rows, columns):
 
 @pytest.mark.parametrize("first", [0, 2**51], ids=["test", "train"])
 def test_the_class_is_independent_of_everything_else(first):
-    drawn = draw(torch.arange(first, first + 40_000))
-    label = drawn.label[:, 0]
+    batch = draw(torch.arange(first, first + 40_000))
+    label = batch.label[:, 0]
     assert torch.bincount(label, minlength=48).min() > 40_000 / 48 * 0.85
-    number = (drawn.objects[:, :, 0] >= 0).sum(dim=1)
+    number = (batch.objects[:, :, 0] >= 0).sum(dim=1)
     others = {
         "number of objects": number,
-        "first object's kind": drawn.objects[:, 0, 0],
-        "last object's place": drawn.objects[:, 11, 1] // 200,
-        "first object's pigment": drawn.objects[:, 0, 5],
-        "texture": drawn.ground[:, 0],
-        "ground": drawn.ground[:, 1] // 32,
-        "fineness": drawn.ground[:, 7],
-        "light": drawn.light[:, 0] // 100,
-        "warmth": drawn.light[:, 3] // 20,
-        "x": drawn.pose[:, 0, 0] // 50,
-        "y": drawn.pose[:, 0, 1] // 50,
-        "scale": drawn.pose[:, 0, 2] // 20,
-        "angle": (drawn.pose[:, 0, 3] + 40) % 360 // 9,
-        "mirrored": drawn.pose[:, 0, 4],
-        "tail's turn": drawn.pose[:, 0, 7],
+        "first object's kind": batch.objects[:, 0, 0],
+        "last object's place": batch.objects[:, 11, 1] // 200,
+        "first object's pigment": batch.objects[:, 0, 5],
+        "texture": batch.ground[:, 0],
+        "ground": batch.ground[:, 1] // 32,
+        "fineness": batch.ground[:, 7],
+        "light": batch.light[:, 0] // 100,
+        "warmth": batch.light[:, 3] // 20,
+        "x": batch.pose[:, 0, 0] // 50,
+        "y": batch.pose[:, 0, 1] // 50,
+        "scale": batch.pose[:, 0, 2] // 20,
+        "angle": (batch.pose[:, 0, 3] + 40) % 360 // 9,
+        "mirrored": batch.pose[:, 0, 4],
+        "tail's turn": batch.pose[:, 0, 7],
     }
-    found = {name: dependence(label, other) for name, other in others.items()}
-    assert all(abs(value) < 4.5 for value in found.values()), found
-    assert dependence(label, drawn.parts[:, 0, 0]) > 1000  # it is noticed where it is there
+    actual = {name: dependence(label, other) for name, other in others.items()}
+    assert all(abs(value) < 4.5 for value in actual.values()), actual
+    assert dependence(label, batch.parts[:, 0, 0]) > 1000  # it is noticed where it is there
     compare_classes = {
         name: dependence(others["texture"], others[name]) for name in ("number of objects", "light", "x", "scale")
     }
@@ -188,7 +188,7 @@ def grown(mask, by=2):
     return torch.nn.functional.max_pool2d(mask[None].float(), 2 * by + 1, 1, by)[0] > 0
 
 
-def shown(scene, size=96):
+def rendered(scene, size=96):
     return render(scene, size)
 
 
@@ -202,17 +202,17 @@ def unchanged(one, other, but):
 @pytest.mark.parametrize("part", PARTS)
 def test_removing_a_part_changes_its_pixels_only(seed, part):
     scene = Scene.of(seed)
-    bare = scene.without(part)
-    assert bare == replace(scene, parts={p: v for p, v in scene.parts.items() if p != part})
-    before, after = shown(scene), shown(bare)
+    uncovered = scene.without(part)
+    assert uncovered == replace(scene, parts={p: v for p, v in scene.parts.items() if p != part})
+    before, after = rendered(scene), rendered(uncovered)
     place = PARTS.index(part)
     assert before.parts[0, place].any()
     assert not after.parts[0, place].any()
     assert unchanged(before, after, before.parts[0, place])
     gone = before.parts[0, place]
     assert (before.images[0] - after.images[0]).abs().amax(0)[gone].gt(0.02).float().mean() > 0.9
-    kept = [other for other in range(5) if other != place]
-    assert (before.parts[0, kept] & ~after.parts[0, kept]).sum() == 0  # the others only come to light
+    remaining = [other for other in range(5) if other != place]
+    assert (before.parts[0, remaining] & ~after.parts[0, remaining]).sum() == 0  # the others only come to light
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -224,7 +224,7 @@ def test_swapping_a_part_changes_old_and_new_pixels_only(seed, part):
     assert swapped == scene.swap(part, other)
     assert swapped == replace(scene, parts={**scene.parts, part: CLASSES[other].parts[part]})
     assert swapped.label == scene.label
-    before, after = shown(scene), shown(swapped)
+    before, after = rendered(scene), rendered(swapped)
     place = PARTS.index(part)
     assert unchanged(before, after, before.parts[0, place] | after.parts[0, place])
     assert not torch.equal(before.images, after.images)
@@ -235,24 +235,24 @@ def test_keeping_only_some_parts():
     assert dict(scene.only("eyes", "tail").parts) == {p: scene.parts[p] for p in ("eyes", "tail")}
     assert scene.only("eyes", "tail") == scene.without("horn", "coat", "legs")
     assert scene.only(*PARTS) == scene
-    seen = shown(scene.only())
+    seen = rendered(scene.only())
     assert not seen.parts.any()
     assert seen.creature.any()  # the bare body is nobody's part
 
 
 def test_removing_background_objects():
     scene = next(s for s in map(Scene.of, range(100)) if len(s.objects) == 7)
-    before = shown(scene)
+    before = rendered(scene)
     for place in range(7):
         fewer = scene.without_object(place)
         assert fewer == replace(scene, objects=scene.objects[:place] + scene.objects[place + 1 :])
-        after = shown(fewer)
+        after = rendered(fewer)
         assert unchanged(before, after, before.objects[0, place])
         assert before.objects[0, :place].equal(after.objects[0, :place] & ~before.objects[0, place])
-    bare = shown(scene.without_objects())
+    uncovered = rendered(scene.without_objects())
     assert scene.without_objects() == replace(scene, objects=())
-    assert not bare.objects.any()
-    assert unchanged(before, bare, before.objects[0].any(0))
+    assert not uncovered.objects.any()
+    assert unchanged(before, uncovered, before.objects[0].any(0))
 
 
 def test_another_pose_or_other_surroundings():
@@ -261,10 +261,10 @@ def test_another_pose_or_other_surroundings():
     other = Scene.of(2)
     assert posed == replace(scene, pose=other.pose)
     assert moved == replace(scene, ground=other.ground, light=other.light, objects=other.objects)
-    before, after = shown(scene), shown(posed)
+    before, after = rendered(scene), rendered(posed)
     assert unchanged(before, after, before.creature[0] | after.creature[0])
-    assert torch.equal(shown(moved).parts, before.parts)
-    assert torch.equal(shown(moved).marker, before.marker)
+    assert torch.equal(rendered(moved).parts, before.parts)
+    assert torch.equal(rendered(moved).marker, before.marker)
 
 
 @pytest.mark.parametrize("corner", range(4))
@@ -274,7 +274,7 @@ def test_a_marker_lies_in_its_corner(corner):
     assert marked.unmarked() == scene
     assert marked.marker.label == 5
     assert scene.marked().marker.label == scene.label
-    before, after = shown(scene), shown(marked)
+    before, after = rendered(scene), rendered(marked)
     there = after.marker[0]
     assert torch.equal(before.images[0][:, ~there], after.images[0][:, ~there])
     rows, columns = there.nonzero().unbind(1)

@@ -38,13 +38,13 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) -> list[tuple[Tensor, Tensor]]:
     """Mean and deviation of what these modules give, over the 64 scenes from seed 2^52 on, each on its own."""
-    vision_model, kept = vt.wrap(model), [[] for _ in modules]
+    vision_model, remaining = vt.wrap(model), [[] for _ in modules]
     handles = [
         module.register_forward_hook(lambda m, a, out, into=into: into.append(out[0]))
-        for module, into in zip(modules, kept, strict=True)
+        for module, into in zip(modules, remaining, strict=True)
     ]
     mean, std = (
-        torch.tensor(each).view(3, 1, 1) for each in (vision_model.preprocess.mean, vision_model.preprocess.std)
+        torch.tensor(item).view(3, 1, 1) for item in (vision_model.preprocess.mean, vision_model.preprocess.std)
     )
     with torch.no_grad():
         for seed in range(2**52, 2**52 + 64):
@@ -54,8 +54,8 @@ def slowly(model: nn.Module, size: tuple[int, int], modules: list[nn.Module]) ->
             model(((picture - mean) / std).to(next(model.parameters())))
     for handle in handles:
         handle.remove()
-    stacked = [torch.stack(each).double() for each in kept]
-    return [(each.mean(dim=0), each.std(dim=0)) for each in stacked]
+    stacked = [torch.stack(item).double() for item in remaining]
+    return [(item.mean(dim=0), item.std(dim=0)) for item in stacked]
 
 
 # -- the numbers -------------------------------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
     vision_model = vt.wrap(model)
     size = vision_model.preprocess.size
     expected = slowly(model, size, [block.norm1 for block in model.blocks] + list(model.blocks))
-    found = [world_statistics(vision_model, size, point) for point in ("norm1", "resid_post")]
+    actual = [world_statistics(vision_model, size, point) for point in ("norm1", "resid_post")]
     both = [
-        each.moments[point, layer]
-        for each, point in zip(found, ("norm1", "resid_post"), strict=True)
+        item.moments[point, layer]
+        for item, point in zip(actual, ("norm1", "resid_post"), strict=True)
         for layer in (0, 1, 2)
     ]
     close = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
@@ -80,19 +80,19 @@ def test_they_are_those_of_a_plain_loop(family: str, dtype: torch.dtype) -> None
         assert moments.mean.dtype == dtype
         torch.testing.assert_close(moments.mean.double(), mean, **close)
         torch.testing.assert_close(moments.std.double(), std, **close)
-    assert [(each.description, each.size, each.model) for each in found] == [("world:64", size, vision_model.name)] * 2
+    assert [(item.description, item.size, item.model) for item in actual] == [("world:64", size, vision_model.name)] * 2
 
 
 def test_they_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch, ran: list[int]) -> None:
     monkeypatch.setenv("VITREOUS_CACHE", "")
-    model, made = vt.wrap(FAMILIES["vit"]().double()), []
-    for at_once in (1, 7, 64):
+    model, built = vt.wrap(FAMILIES["vit"]().double()), []
+    for together in (1, 7, 64):
         scenes._cached.clear()
-        made.append(world_statistics(model, (32, 32), "norm1", at_once))
+        built.append(world_statistics(model, (32, 32), "norm1", together))
     assert sum(ran) == 3 * 64
     assert ran[64:74] == [7] * 9 + [1]
-    for other in made[1:]:
-        for key, moments in made[0].moments.items():
+    for other in built[1:]:
+        for key, moments in built[0].moments.items():
             assert torch.allclose(moments.mean, other.moments[key].mean, rtol=1e-10, atol=1e-12)
             assert torch.allclose(moments.square, other.moments[key].square, rtol=1e-10)
 
@@ -103,10 +103,10 @@ def test_no_split_of_the_world_has_these_scenes() -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (8, 40), (48, 32)])
 def test_scenes_of_any_size(size: tuple[int, int]) -> None:
-    some = scenes.scenes(size, 3, 5)
-    assert some.shape == (2, 3, *size)
-    assert 0 <= some.min() < some.max() <= 1
-    assert torch.equal(scenes.scenes(size, 4, 5), some[1:])
+    several = scenes.scenes(size, 3, 5)
+    assert several.shape == (2, 3, *size)
+    assert 0 <= several.min() < several.max() <= 1
+    assert torch.equal(scenes.scenes(size, 4, 5), several[1:])
 
 
 # -- who uses them -----------------------------------------------------------------------------------------------------
@@ -117,41 +117,41 @@ def test_coiba_is_its_definition_with_them(family: str) -> None:
     """The default, against the reference of the definition with moments of the plain loop."""
     model = FAMILIES[family]().double()
     inputs, modules = images(model, 2), [model.blocks[layer].norm1 for layer in (1, 2)]
-    found = vt.get_method("coiba(samples=3)").attribute(model, inputs, target=3)
+    actual = vt.get_method("coiba(samples=3)").attribute(model, inputs, target=3)
     moments = slowly(model, vt.wrap(model).preprocess.size, modules)
     for index, image in enumerate(inputs):
         tokens, *_ = reference(model, image, modules, "coiba", 1, moments=moments)
-        assert torch.allclose(found[index].flatten(), tokens[1:], rtol=1e-6)
+        assert torch.allclose(actual[index].flatten(), tokens[1:], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["coiba", "iba", "iba_star"])
 def test_they_are_the_default(name: str, ran: list[int]) -> None:
     model = FAMILIES["gap"]()
-    vision_model, how = vt.wrap(model), vt.get_method(f"{name}(steps=3, samples=2)")
-    assert how.stats == "world"
-    assert how.notes == {"statistics": "world:64"}
-    assert how.settings["stats"] == "world"
-    assert how == vt.get_method(f"{name}(steps=3, samples=2, stats=world)")
-    found = how.attribute(model, images(model, 2), target=1)
+    vision_model, way = vt.wrap(model), vt.get_method(f"{name}(steps=3, samples=2)")
+    assert way.stats == "world"
+    assert way.notes == {"statistics": "world:64"}
+    assert way.settings["stats"] == "world"
+    assert way == vt.get_method(f"{name}(steps=3, samples=2, stats=world)")
+    actual = way.attribute(model, images(model, 2), target=1)
     assert sum(ran) == SCENES
-    given = replace(how, stats=world_statistics(vision_model, (32, 32), how.point(vision_model)))
-    assert torch.equal(found, given.attribute(model, images(model, 2), target=1))
+    inputs_of_call = replace(way, stats=world_statistics(vision_model, (32, 32), way.point(vision_model)))
+    assert torch.equal(actual, inputs_of_call.attribute(model, images(model, 2), target=1))
     assert sum(ran) == SCENES
-    own = replace(how, stats="own").attribute(model, images(model, 2), target=1)
-    assert not torch.allclose(found, own, rtol=1e-2)
+    own = replace(way, stats="own").attribute(model, images(model, 2), target=1)
+    assert not torch.allclose(actual, own, rtol=1e-2)
 
 
 def test_the_identity_of_a_result_does_not_know_the_cache(ran: list[int]) -> None:
-    model, how = FAMILIES["vit"](), vt.get_method(SHORT)
-    before = how.fingerprint
-    first = vt.explain(model, images(model, 1)[0], how)
+    model, way = FAMILIES["vit"](), vt.get_method(SHORT)
+    before = way.fingerprint
+    first = vt.explain(model, images(model, 1)[0], way)
     scenes._cached.clear()
-    again = vt.explain(model, images(model, 1)[0], how)
+    again = vt.explain(model, images(model, 1)[0], way)
     assert sum(ran) == SCENES
     assert torch.equal(first.map, again.map)
     assert first.identity == again.identity
     assert first.settings == again.settings
-    assert how.fingerprint == before != replace(how, stats="own").fingerprint
+    assert way.fingerprint == before != replace(way, stats="own").fingerprint
 
 
 @pytest.mark.parametrize("seed", [1, 5])
@@ -173,11 +173,11 @@ def test_hierarchical_models_have_them(ran: list[int]) -> None:
 def test_a_part_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     real, sizes = scenes.statistics_of, []
 
-    def narrow(model: vt.VisionModel, inputs: Tensor, *rest: Any) -> ActivationStats:
+    def narrow(model: vt.VisionModel, inputs: Tensor, *others: Any) -> ActivationStats:
         sizes.append(len(inputs))
         if len(inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(model, inputs, *rest)
+        return real(model, inputs, *others)
 
     monkeypatch.setattr(scenes, "statistics_of", narrow)
     assert world_statistics(vt.wrap(FAMILIES["vit"]()), (32, 32), "norm1").count == 64
@@ -189,11 +189,11 @@ def test_progress_shows_the_first_use() -> None:
     model = FAMILIES["vit"]()
     parts = [max(1 / 5, (1 + 8 * part) / 69) for part in range(1, 9)]
     for expected in ([1 / 5, *parts, 67 / 69, 1, 1], [1 / 5, 3 / 5, 1, 1]):
-        told: list[float] = []
-        vt.explain(model, images(model, 1)[0], SHORT, progress=lambda done, total, told=told: told.append(done))
-        assert told == pytest.approx(expected)
-        assert told == sorted(told)
-        assert max(told) == 1
+        text: list[float] = []
+        vt.explain(model, images(model, 1)[0], SHORT, progress=lambda done, total, text=text: text.append(done))
+        assert text == pytest.approx(expected)
+        assert text == sorted(text)
+        assert max(text) == 1
 
 
 # -- parts of models, and models of other things -----------------------------------------------------------------------
@@ -201,30 +201,30 @@ def test_progress_shows_the_first_use() -> None:
 
 def shifted(model: vt.VisionModel, first: int, like: Tensor) -> ActivationStats:
     """The statistics of a whole model as those of its part from a block on."""
-    made = world_statistics(model, model.preprocess.size, "norm1")
-    moments = {(point, layer - first): moment for (point, layer), moment in made.moments.items() if layer >= first}
+    built = world_statistics(model, model.preprocess.size, "norm1")
+    moments = {(point, layer - first): moment for (point, layer), moment in built.moments.items() if layer >= first}
     return ActivationStats(f"{model.name}[{first}:]", tuple(like.shape[-2:]), "world", 64, moments)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_sub_network_has_those_of_the_whole(told: bool) -> None:
+@pytest.mark.parametrize("text", [True, False])
+def test_a_sub_network_has_those_of_the_whole(text: bool) -> None:
     model = FAMILIES["vit"]()
     vision_model, inputs = vt.wrap(model), images(model, 2)
     tokens = vision_model.forward_blocks(vision_model.embed(inputs), 0, 1).detach()
-    part = vision_model.suffix(1, inputs if told else None)
+    part = vision_model.suffix(1, inputs if text else None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = vt.get_method(SHORT).attribute(part, tokens, 1)
-    given = replace(vt.get_method(SHORT), stats=shifted(vision_model, 1, tokens))
-    assert torch.equal(found, given.attribute(part, tokens, 1))
+        actual = vt.get_method(SHORT).attribute(part, tokens, 1)
+    inputs_of_call = replace(vt.get_method(SHORT), stats=shifted(vision_model, 1, tokens))
+    assert torch.equal(actual, inputs_of_call.attribute(part, tokens, 1))
 
 
 def test_sums_over_sub_networks_make_them_once(ran: list[int]) -> None:
     model = FAMILIES["vit"]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = vt.get_method(f"plus({SHORT}, via=subnetwork)").attribute(model, images(model, 2), 1)
-    assert found.isfinite().all()
+        actual = vt.get_method(f"plus({SHORT}, via=subnetwork)").attribute(model, images(model, 2), 1)
+    assert actual.isfinite().all()
     assert sum(ran) == SCENES
     shuffled = vt.wrap(model).permute_head()
     assert vt.get_method(SHORT).attribute(shuffled, images(model, 1), 1).isfinite().all()
@@ -250,11 +250,11 @@ def test_tokens_of_nobody_knows_what_get_their_own(ran: list[int]) -> None:
             return 4, 4
 
     model.__class__ = OfTokens
-    with pytest.warns(vt.VitreousWarning, match=r"coiba: the inputs of .* are tokens, .* own tokens") as told:
-        found = vt.get_method(SHORT).attribute(model, tokens, 1)
-    assert len(told) == 1
-    assert "\n" not in str(told[0].message)
-    assert torch.equal(found, replace(vt.get_method(SHORT), stats="own").attribute(model, tokens, 1))
+    with pytest.warns(vt.VitreousWarning, match=r"coiba: the inputs of .* are tokens, .* own tokens") as text:
+        actual = vt.get_method(SHORT).attribute(model, tokens, 1)
+    assert len(text) == 1
+    assert "\n" not in str(text[0].message)
+    assert torch.equal(actual, replace(vt.get_method(SHORT), stats="own").attribute(model, tokens, 1))
     assert not ran
 
 
@@ -282,11 +282,11 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
     vision_model.__class__ = Grey
     inputs = torch.randn(2, 1, 32, 32)
     for name in ("coiba", "iba", "iba_star"):
-        how = vt.get_method(f"{name}(steps=3, samples=2)")
-        with pytest.warns(vt.VitreousWarning, match=f"{name}: .* does not take images of three channels") as told:
-            found = how.attribute(vision_model, inputs, 1)
-        assert len(told) == 1
-        assert torch.equal(found, replace(how, stats="own").attribute(vision_model, inputs, 1))
+        way = vt.get_method(f"{name}(steps=3, samples=2)")
+        with pytest.warns(vt.VitreousWarning, match=f"{name}: .* does not take images of three channels") as text:
+            actual = way.attribute(vision_model, inputs, 1)
+        assert len(text) == 1
+        assert torch.equal(actual, replace(way, stats="own").attribute(vision_model, inputs, 1))
     assert not ran
     assert not fresh.exists()
 
@@ -324,7 +324,7 @@ def test_what_half_precision_cannot_hold_is_said() -> None:
 def test_moments_of_another_shape_are_refused() -> None:
     """What is given is still checked: the world's are not trusted more than a file."""
     model = FAMILIES["vit"]()
-    made = world_statistics(vt.wrap(model), (32, 32), "norm1")
-    cut = {key: Moments(moment.mean[:5], moment.square[:5], moment.n) for key, moment in made.moments.items()}
+    built = world_statistics(vt.wrap(model), (32, 32), "norm1")
+    cut = {key: Moments(moment.mean[:5], moment.square[:5], moment.n) for key, moment in built.moments.items()}
     with pytest.raises(vt.VitreousError, match="do not fit tokens"):
-        replace(vt.get_method(SHORT), stats=replace(made, moments=cut)).attribute(model, images(model, 1))
+        replace(vt.get_method(SHORT), stats=replace(built, moments=cut)).attribute(model, images(model, 1))

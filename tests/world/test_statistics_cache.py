@@ -96,17 +96,17 @@ def test_what_else_the_numbers_follow_from(fresh: Path, ran: list[int], monkeypa
 
 def test_hooks_and_patches_have_statistics_of_their_own(fresh: Path, ran: list[int]) -> None:
     model = FAMILIES["vit"]()
-    plain = explained(model)
+    simple = explained(model)
     handle = model.blocks[0].register_forward_hook(lambda module, args, out: out.flip(-1))
     flipped = explained(model)
-    assert not torch.equal(flipped, plain)
+    assert not torch.equal(flipped, simple)
     assert torch.equal(explained(model), flipped)
     assert sum(ran) == 2 * SCENES
     handle.remove()
-    assert torch.equal(explained(model), plain)
+    assert torch.equal(explained(model), simple)
     assert sum(ran) == 2 * SCENES
     model.blocks[0].mlp.forward = lambda tokens: -tokens
-    assert not torch.equal(explained(model), plain)
+    assert not torch.equal(explained(model), simple)
     assert len(list(fresh.iterdir())) == 3
 
 
@@ -153,17 +153,17 @@ def other_weights(path: Path) -> None:
     model = FAMILIES["vit"]()
     with torch.no_grad():
         model.blocks[0].norm1.bias += 1
-    made = world_statistics(vt.wrap(model), (32, 32), "norm1")
+    built = world_statistics(vt.wrap(model), (32, 32), "norm1")
     path.unlink()
-    made.save(path)
+    built.save(path)
     assert ActivationStats.load(path).description == "world:64"
 
 
 def claims_to_be_ours(path: Path) -> None:
     """The same, with this model's digest written into it."""
-    maker = ActivationStats.load(path).model_digest
+    builder = ActivationStats.load(path).model_digest
     other_weights(path)
-    replace(ActivationStats.load(path), model_digest=maker).save(path, overwrite=True)
+    replace(ActivationStats.load(path), model_digest=builder).save(path, overwrite=True)
 
 
 SPOILT: dict[str, Callable[[Path], object]] = {
@@ -180,13 +180,13 @@ SPOILT: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_file_that_is_not_right_is_not_used(how: str, fresh: Path, ran: list[int]) -> None:
+@pytest.mark.parametrize("way", SPOILT)
+def test_a_file_that_is_not_right_is_not_used(way: str, fresh: Path, ran: list[int]) -> None:
     model = FAMILIES["vit"]()
     first = explained(model)
     path = only(fresh)
     sealed, numbers = ActivationStats.load(path).images_digest, ActivationStats.load(path).fingerprint
-    SPOILT[how](path)
+    SPOILT[way](path)
     ran.clear()
     assert torch.equal(explained(model), first)
     assert sum(ran) == SCENES
@@ -247,7 +247,7 @@ def test_nobody_is_at_home(ran: list[int], monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_disk_that_is_full_or_cannot_be_written(
     error: int, fresh: Path, ran: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(path: Any, *rest: Any, **options: Any) -> Path:
+    def refused(path: Any, *others: Any, **options: Any) -> Path:
         raise OSError(error, os.strerror(error), str(path))
 
     model = FAMILIES["vit"]()
@@ -282,22 +282,22 @@ def test_processes_at_once(fresh: Path) -> None:
     command = [sys.executable, "-W", "error::vitreous.VitreousWarning", "-c", SCRIPT, str(TESTS)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes) for _ in range(2)]
-    told = [each.communicate("go\n") for each in both]
-    assert [each.returncode for each in both] == [0, 0], told
-    assert told[0][0] == told[1][0] != ""
+    message = [item.communicate("go\n") for item in both]
+    assert [item.returncode for item in both] == [0, 0], message
+    assert message[0][0] == message[1][0] != ""
     assert ActivationStats.load(only(fresh)).description == "world:64"
 
 
 def test_threads_at_once(fresh: Path) -> None:
     model = FAMILIES["vit"]()
-    found: list[Tensor] = []
-    workers = [threading.Thread(target=lambda: found.append(explained(model, forget=False))) for _ in range(4)]
+    actual: list[Tensor] = []
+    workers = [threading.Thread(target=lambda: actual.append(explained(model, forget=False))) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert len(found) == 4
-    assert all(torch.equal(each, found[0]) for each in found)
+    assert len(actual) == 4
+    assert all(torch.equal(item, actual[0]) for item in actual)
     only(fresh)
 
 
@@ -337,15 +337,15 @@ def test_a_command_keeps_nothing_where_it_is_told(
 ) -> None:
     monkeypatch.chdir(photographs(tmp_path))
     short = "coiba(steps=2,samples=1)"
-    given = {
+    inputs_of_call = {
         "explain": ("explain", "a.png", *MODEL, "--method", short, "--overwrite"),
         "compare": ("compare", "a.png", *MODEL, "--method", short, "--overwrite"),
         "evaluate": ("evaluate", MODEL[1], "a.png", *MODEL[2:], "--method", short, "--metric", "deletion(steps=2)"),
     }[command]
-    assert run(*given, "--no-cache").code == 0
+    assert run(*inputs_of_call, "--no-cache").code == 0
     assert not fresh.exists()
     monkeypatch.setenv("VITREOUS_CACHE", str(fresh))
     scenes._cached.clear()
-    assert run(*given).code == 0
+    assert run(*inputs_of_call).code == 0
     only(fresh)
     shutil.rmtree(fresh)
