@@ -33,7 +33,7 @@ class CurveMetric(Metric):
     ``"probability"`` or ``"log_probability"`` of the scored class, or ``"accuracy"``, which needs true classes.
     """
 
-    by: ClassVar[str] = "probability"
+    by = "probability"
 
     @property
     def needs_labels(self) -> bool:

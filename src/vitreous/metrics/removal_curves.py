@@ -37,7 +37,7 @@ class _Road(OrderedRemoval):
     """Shared by both orders and their difference."""
 
     steps: int = number(5, at_least=2)
-    by: str = choice("probability", "accuracy")  # type: ignore[misc]
+    by: str = choice("probability", "accuracy")
     baseline: str = baseline_name("noisy_linear")
 
     def counts(self, image_shape: ImageShape) -> Sequence[int]:
