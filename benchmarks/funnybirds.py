@@ -9,8 +9,8 @@ import argparse
 import time
 from pathlib import Path
 
-from other_metrics import METHODS
 from ladder import read
+from other_metrics import METHODS
 
 import vitreous as vt
 

@@ -176,7 +176,6 @@ SPELLINGS = st.sampled_from(
 
 VALUES: dict[str, st.SearchStrategy[str]] = {
     "--method": SPELLINGS | WORDS,
-    "--method": SPELLINGS | WORDS,
     "--target": NUMBERS | WORDS,
     "--contrast": NUMBERS | WORDS,
     "--output": st.sampled_from(["prob", "logprob", "logits"]) | WORDS,

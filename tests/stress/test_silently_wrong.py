@@ -199,8 +199,8 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).module.state_dict(), "w.pth")
     Path("names.json").write_text(json.dumps(["0", "2", "1"]))
     given = (*MODEL[2:], "--checkpoint", "w.pth", "--num-classes", "3")
-    told = run("explain", "a.png", *MODEL[:2], *given, "--class-names", "names.json", "--target", "1", "--method", "ixg",
-               "--json")  # fmt: skip
+    told = run("explain", "a.png", *MODEL[:2], *given, "--class-names", "names.json", "--target", "1",
+               "--method", "ixg", "--json")  # fmt: skip
     assert json.loads(told.out)["explanations"][0]["target"] == 2
     scored = run("evaluate", MODEL[1], "a.png", *given, "--class-names", "names.json", "--target", "1", "--method",
                  "ixg", "--metric", "deletion(steps=2)", "--json")  # fmt: skip
