@@ -1,9 +1,10 @@
 """Methods judged by what is not insertion and deletion: boxes, trimaps, ROAD, noise, sparseness, randomised models.
 
 Run ``python benchmarks/other_metrics.py --data FOLDER --device cuda --out other_metrics.json``. The folder has
-``imagenet-val-1k/`` and ``pets-200/`` with their JSON files, and the weights of DeiT-Tiny and of DINOv2-S with a linear head. Explained is
-the true class; every cell is the score of all images with its 95 % interval. ``--only boxes`` (``pets``, ``noise``,
-``randomisation``) runs one part, ``--images`` and ``--random-images`` set the sizes, ``--models`` one model.
+``imagenet-val-1k/`` and ``pets-200/`` with their JSON files, and the weights of DeiT-Tiny and of DINOv2-S with a linear
+head. Explained is the true class; every cell is the score of all images with its 95 % interval. ``--only boxes``
+(``pets``, ``noise``, ``randomisation``) runs one part, ``--images`` and ``--random-images`` set the sizes, ``--models``
+one model.
 """
 
 from __future__ import annotations
