@@ -8,19 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.errors import SpecError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, LayerwiseMethod, Method
-from vitreous.methods.ops import (
-    attention_point,
-    chain_records,
-    discard_weakest,
-    mix_residual,
-    mix_residual_by_column,
-    positive,
-    refuse_in_windows,
-    rollout,
-    rollout_of,
-)
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import AttentionRow, mean_rows
 from vitreous.models import VisionModel
@@ -73,23 +63,20 @@ class Generic(LayerwiseMethod):
     """
 
     start: int = 0
-    clamp: str = "before"
-
-    def __post_init__(self) -> None:
-        check_choice("clamp", self.clamp, ("before", "after"))
+    clamp: str = choice("before", "after")
 
     @property
     def _product(self) -> Reduce:
-        return positive if self.clamp == "before" else positive_mean
+        return ops.positive if self.clamp == "before" else positive_mean
 
     def records(self, model: VisionModel) -> list[Record]:
-        return chain_records(model, self._product, self.start)
+        return ops.chain_records(model, self._product, self.start)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        return rollout_of(cache, self.records(cache.model))
+        return ops.rollout_of(cache, self.records(cache.model))
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record(attention_point(model), positive_row, tuple(layers))]
+        return [Record(ops.attention_point(model), positive_row, tuple(layers))]
 
 
 @register_method(
@@ -133,31 +120,31 @@ class GradientRollout(Method):
     torch.Size([16, 16])
     """
 
-    discard: float = 0.0
+    discard: float = number(0.0, "[0, 1)")
     released: bool = False
 
     def records(self, model: VisionModel) -> list[Record]:
         if self.released:
-            refuse_in_windows(model, "the script pairs the first block with the last")
+            ops.refuse_in_windows(model, "the script pairs the first block with the last")
             layers = tuple(range(model.depth))
             value = Record("attn_weights", activation_value, layers, grad=False)
             return [value, Record("attn_weights", score_gradient, layers)]
         if self.discard:
-            refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        return chain_records(model, positive_mean)
+            ops.refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
+        return ops.chain_records(model, positive_mean)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        mix = mix_residual_by_column if self.released else mix_residual
+        mix = ops.mix_residual_by_column if self.released else ops.mix_residual
 
         def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
-            return mix(row, discard_weakest(matrix, self.discard, keep_first=False), windows)
+            return mix(row, ops.discard_weakest(matrix, self.discard, keep_first=False), windows)
 
         records = self.records(cache.model)
         if not self.released:
-            return rollout_of(cache, records, step)
+            return ops.rollout_of(cache, records, step)
         pairs = zip(cache[records[0]], reversed(cache[records[1]]), strict=True)
         matrices = [(attention * gradient).mean(dim=1).clamp_(min=0) for attention, gradient in pairs]
-        return rollout(cache, cache.model.pooling.row(matrices[0]), records[0].layers, matrices, step)
+        return ops.rollout(cache, cache.model.pooling.row(matrices[0]), records[0].layers, matrices, step)
 
 
 def gradient_row(a: Activation) -> Tensor:
@@ -278,7 +265,7 @@ class GradSAM(Method):
         check_choice("reduce", self.reduce, tuple(_AXES))
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [Record(attention_point(model), _AXES[self.reduce], tuple(range(model.depth)))]
+        return [Record(ops.attention_point(model), _AXES[self.reduce], tuple(range(model.depth)))]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         terms = []
@@ -324,11 +311,7 @@ class LeGrad(Method):
     torch.Size([16, 16])
     """
 
-    last: int = 0
-
-    def __post_init__(self) -> None:
-        if self.last < 0:
-            raise SpecError(f"last={self.last} must be at least 0")
+    last: int = number(0, "[0, inf)")
 
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + len(self._layers(model))
@@ -339,7 +322,7 @@ class LeGrad(Method):
     def compute(self, context: Context) -> Attribution:
         cache, model = self.record(context), context.model
         (inputs,), layers = self.records(model), self._layers(model)
-        own = Record(attention_point(model), positive_gradient_received, (0,))
+        own = Record(ops.attention_point(model), positive_gradient_received, (0,))
         terms = []
         for layer, tokens in zip(layers, cache[inputs], strict=True):
             lens = context.with_inputs(tokens, model.logit_lens(layer))

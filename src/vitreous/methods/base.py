@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
-from vitreous.methods.ops import resize_map
+from vitreous.methods import ops
+from vitreous.methods.parameters import check_parameters
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
 from vitreous.registry import check_choice, format_value
@@ -70,6 +71,9 @@ class Method:
     """Whether the sign of its map is a mere convention."""
     grid: str = "token"
     """Where the map lives: on the patch ``"token"`` grid or on ``"pixel"`` s."""
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
 
     @property
     def class_specific(self) -> bool:
@@ -401,8 +405,8 @@ def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) 
     check_choice("grid", grid, ("token", "pixel"))
     size = tuple(inputs.shape[-2:])
     if grid == "token":
-        return resize_map(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
-    return resize_map(maps, size)
+        return ops.resize_map(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
+    return ops.resize_map(maps, size)
 
 
 def computed(context: Context, method: Method) -> Attribution:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import SMALL, accumulate, head_importance, initial_row, pooling_records, positive, row_times
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import (
     VALUES,
     Activation,
@@ -154,23 +154,18 @@ class VTranM(Method):
     torch.Size([16, 16])
     """
 
-    original: str = "residual"
+    original: str = choice("residual", "normalised")
     aggregate: bool = True
     length: bool = True
     necc: bool = True
-    output: str | None = "prob"
-
-    def __post_init__(self) -> None:
-        check_choice("original", self.original, ("residual", "normalised"))
-        if self.output is not None:
-            check_choice("output", self.output, VALUES)
+    output: str | None = choice("prob", *VALUES, optional=True)
 
     def compute(self, context: Context) -> Attribution:
         cache = self.record(context)
         return Attribution(self._map(cache), self._extras(cache))
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [self._updates(model), *self._weights(model), _LENGTHS, *pooling_records(model, positive)]
+        return [self._updates(model), *self._weights(model), _LENGTHS, *ops.pooling_records(model, ops.positive)]
 
     def _updates(self, model: VisionModel) -> Record:
         layers = range(model.depth) if self.aggregate else range(1)
@@ -188,10 +183,10 @@ class VTranM(Method):
         updates = cache[self._updates(cache.model)]
         if not self.aggregate:
             row = cache.model.pooling.row(updates[0])
-            return cache.tokens_to_grid(accumulate(row, updates[0]))
-        row = initial_row(cache, updates[0], pooling_records(cache.model, positive))
+            return cache.tokens_to_grid(ops.accumulate(row, updates[0]))
+        row = ops.initial_row(cache, updates[0], ops.pooling_records(cache.model, ops.positive))
         for update, mlp in zip(reversed(updates), reversed(cache[self._weights(cache.model)[2]]), strict=True):
-            row = accumulate(row * (1 + mlp), update)
+            row = ops.accumulate(row * (1 + mlp), update)
         if self.length:
             row = row * cache[_LENGTHS][0]
         return cache.tokens_to_grid(row)
@@ -209,7 +204,7 @@ class VTranM(Method):
 
 def strongest(a: Activation) -> Tensor:
     """``max_h I_h A_h``."""
-    return (head_importance(a.value, a.grad) * a.value).amax(dim=1)
+    return (ops.head_importance(a.value, a.grad) * a.value).amax(dim=1)
 
 
 def gradient_mean(a: Activation) -> Tensor:
@@ -220,16 +215,16 @@ def gradient_mean(a: Activation) -> Tensor:
 def pooled(a: Activation) -> Tensor:
     """The same for a pooling by attention, which has no stream beside it: ``(mean_h dA * max_h I_h A_h)+``, sum 1."""
     flow = (gradient_mean(a) * strongest(a)).clamp_(min=0)
-    return flow / flow.sum(dim=-1, keepdim=True).clamp(min=SMALL)
+    return flow / flow.sum(dim=-1, keepdim=True).clamp(min=ops.SMALL)
 
 
 def branches(block: Block) -> Tensor:
     """``[B, 2, N]``: the part of attention in the middle of a block, and what the MLP makes of each token."""
     stream, middle, output = block.resid_pre, block.resid_mid, block.resid_post
     before, attended, between, mlp = (v.norm(dim=-1) for v in (stream, middle - stream, middle, output - middle))
-    part, last = (new / (old + new).clamp(min=SMALL) for old, new in ((before, attended), (between, mlp)))
-    ratio = mlp / between.clamp(min=SMALL)
-    ratio = ratio / ratio.sum(dim=1, keepdim=True).clamp(min=SMALL)
+    part, last = (new / (old + new).clamp(min=ops.SMALL) for old, new in ((before, attended), (between, mlp)))
+    ratio = mlp / between.clamp(min=ops.SMALL)
+    ratio = ratio / ratio.sum(dim=1, keepdim=True).clamp(min=ops.SMALL)
     return torch.stack([part, ratio * last + 1 - last], dim=1)
 
 
@@ -276,13 +271,13 @@ class InFlow(Method):
         return 1 + model.depth
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [*self._block_records(model), *pooling_records(model, pooled)]
+        return [*self._block_records(model), *ops.pooling_records(model, pooled)]
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
         cache = self.record(context)
         inputs, fused, parts = (cache[record] for record in self._block_records(model))
-        row = initial_row(cache, fused[0], pooling_records(model, pooled))
+        row = ops.initial_row(cache, fused[0], ops.pooling_records(model, pooled))
         for layer in reversed(range(model.depth)):
             lens = context.with_inputs(inputs[layer], model.logit_lens(layer, per_token=True))
             (gradient,) = lens.run_pass(Pass((_OWN,)))[_OWN]
@@ -290,7 +285,7 @@ class InFlow(Method):
             flow = (gradient * fused[layer]).clamp_(min=0) * moved.unsqueeze(1) + torch.diag_embed(1 - moved)
             if self.mlp:
                 flow = flow * mlp.unsqueeze(1)
-            row = row_times(row / flow.sum(dim=2).clamp(min=SMALL), flow)
+            row = ops.row_times(row / flow.sum(dim=2).clamp(min=ops.SMALL), flow)
         return Attribution(cache.tokens_to_grid(row), {})
 
     def _block_records(self, model: VisionModel) -> tuple[Record, Record, Record]:

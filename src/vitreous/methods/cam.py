@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from vitreous.errors import MapError
+from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod, Method
-from vitreous.methods.ops import dot
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import Activation, ActivationCache, Record, Reduce, activation_value, resolve_layer
 
 
@@ -26,10 +26,7 @@ class FeatureMap(Method):
     """
 
     layer: int = -1
-    point: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_choice("point", self.point, ("auto", "norm1", "norm2", "resid_pre", "resid_post"))
+    point: str = choice("auto", "norm1", "norm2", "resid_pre", "resid_post")
 
     def features(self, model: VisionModel, reduce: Reduce, grad: bool = True) -> Record:
         """Return the record of what the features of that place are reduced to."""
@@ -212,7 +209,7 @@ class HiResCAM(TokenCAM):
     """
 
     at_features = product
-    at_input = dot
+    at_input = ops.dot
 
 
 @register_method("gradcam_pp", family="CAM", papers=("chattopadhay2018gradcampp",))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import SpecError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, LayerwiseMethod
 from vitreous.methods.cam import FeatureMap, TokenCAM
-from vitreous.methods.ops import pad_prefix
+from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.tracing import Activation, ActivationCache, Context, Record, activation_value, resolve_layer, upcast
@@ -36,7 +36,7 @@ def _principal(tokens: Tensor, prefix: int) -> Tensor:
     centred = patches - patches.mean(dim=1, keepdim=True)
     projection = _first_component(centred)
     largest = projection.gather(1, projection.abs().argmax(dim=1, keepdim=True))
-    return pad_prefix(projection * largest.sign(), tokens.shape[1])
+    return ops.pad_prefix(projection * largest.sign(), tokens.shape[1])
 
 
 def _first_component(rows: Tensor) -> Tensor:
@@ -194,12 +194,7 @@ class ScoreCAM(ScoredCAM):
     torch.Size([16, 16])
     """
 
-    channels: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.channels is not None and self.channels < 1:
-            raise SpecError(f"channels={self.channels} must be at least 1")
+    channels: int | None = number(None, "[1, inf)")
 
     def num_forwards(self, model: VisionModel) -> float:
         return 1 + min(model.embed_dim, self.channels or model.embed_dim)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError
+from vitreous.methods import ops
 from vitreous.methods.base import (
     Attribution,
     BaseWrapper,
@@ -19,21 +20,19 @@ from vitreous.methods.base import (
     checked_attribution,
     prepare,
 )  # fmt: skip
-from vitreous.methods.ops import HalfMeans, divide, mean_ranks, mean_size, resize_map
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
+from vitreous.registry import check_intervals
 from vitreous.tracing import Context, Pass, Record, activation_value, resolve_layer, upcast
-
-__all__ = ["CAT", "LayerSum", "LogProb", "Plus", "SkipPlus", "Smooth"]
 
 # -- sums over start layers --------------------------------------------------------------------------------
 
 _COMBINE: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda terms: terms.sum(dim=1),
-    "rank": lambda terms: mean_ranks(upcast(terms)).mean(dim=1),
-    "scaled": lambda terms: divide(terms, mean_size(terms)).sum(dim=1),
+    "rank": lambda terms: ops.mean_ranks(upcast(terms)).mean(dim=1),
+    "scaled": lambda terms: ops.divide(terms, ops.mean_size(terms)).sum(dim=1),
 }
 """How maps of the start layers ``[B, L, h, w]`` become one."""
 
@@ -56,8 +55,7 @@ class LayerSum(BaseWrapper):
         return 0
 
     def __post_init__(self) -> None:
-        check_choice("via", self.via, ("auto", "layers", "subnetwork"))
-        check_choice("combine", self.combine, tuple(_COMBINE))
+        super().__post_init__()
         if self.via == "layers" and not (self.base.is_layerwise or self.base.has_layer_choice):
             raise SpecError(f"{self.base.info.name} has no maps by layer; use via=subnetwork")
 
@@ -83,7 +81,7 @@ class LayerSum(BaseWrapper):
         """Return the map from every start layer, ``[B, L, h, w]``."""
         maps = self._layer_maps(context, self._layers(context.model))
         finest = max((tuple(layer_map.shape[1:]) for layer_map in maps), key=math.prod)
-        stacked = torch.stack([resize_map(layer_map, finest) for layer_map in maps], dim=1)
+        stacked = torch.stack([ops.resize_map(layer_map, finest) for layer_map in maps], dim=1)
         if not self.free:
             self._refuse_multiple(stacked)
         return stacked
@@ -169,9 +167,9 @@ class Plus(LayerSum):
 
     base: Method
     start: int = 0
-    via: str = "auto"
+    via: str = choice("auto", "layers", "subnetwork")
     upsample: bool = False
-    combine: str = "sum"
+    combine: str = choice("sum", *_COMBINE)
 
     def first(self, model: VisionModel) -> int:
         return resolve_layer(model, self.start)
@@ -219,14 +217,10 @@ class SkipPlus(LayerSum):
 
     base: Method
     start: int | None = None
-    via: str = "auto"
+    via: str = choice("auto", "layers", "subnetwork")
     upsample: bool = False
-    combine: str = "sum"
-    skip: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_intervals(self, skip="[0, 1)")
+    combine: str = choice("sum", *_COMBINE)
+    skip: float = number(0.5, "[0, 1)")
 
     def first(self, model: VisionModel) -> int:
         if self.start is not None:
@@ -317,13 +311,13 @@ class Smooth(BaseWrapper):
 
     base: Method
     samples: int = 10
-    sigma: float = 0.15
+    sigma: float = number(0.15, "[0, inf)")
     absolute: bool = False
-    kind: str = "mean"
+    kind: str = choice("mean", "squares", "variance")
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, ("mean", "squares", "variance"))
-        check_intervals(self, samples="[2, inf)" if self.kind == "variance" else "[1, inf)", sigma="[0, inf)")
+        super().__post_init__()
+        check_intervals(self, samples="[2, inf)" if self.kind == "variance" else "[1, inf)")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -343,7 +337,7 @@ class Smooth(BaseWrapper):
             return inputs.unsqueeze(1) + noise.to(inputs) * scale.view(-1, 1, *[1] * (inputs.ndim - 1))
 
         mean = squares = torch.zeros(())
-        halves = HalfMeans()
+        halves = ops.HalfMeans()
         for copies, start, stop in context.batched_copies(noisy, self.samples):
             maps = upcast(checked_attribution(copies, self.base).map)
             maps = maps.square() if self.kind == "squares" else maps

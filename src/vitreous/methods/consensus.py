@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, SpecError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, prepare
 from vitreous.methods.combinators import LayerSum
-from vitreous.methods.ops import divide, match_values, mean_ranks, mean_size, resize_map
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import Context, Pass, resolve_layer, upcast
-
-__all__ = ["AgreementWeighted", "Consensus", "agreement"]
 
 
 def _refuse_not_finite(maps: Tensor, method: Method, outer: Method) -> Tensor:
@@ -30,7 +28,7 @@ def _refuse_not_finite(maps: Tensor, method: Method, outer: Method) -> Tensor:
 
 _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.abs().amax(dim=(2, 3), keepdim=True),
-    "scaled": mean_size,
+    "scaled": ops.mean_size,
 }
 """What a map is divided by before it is averaged."""
 
@@ -75,12 +73,12 @@ class Consensus(BaseWrapper):
     """
 
     bases: tuple[Method, ...]
-    combine: str = "rank"
+    combine: str = choice("rank", *_SIZES, "matched")
     weights: str = ""
     grid = "token"
 
     def __post_init__(self) -> None:
-        check_choice("combine", self.combine, ("rank", *_SIZES, "matched"))
+        super().__post_init__()
         if not isinstance(self.bases, tuple) or not all(isinstance(base, Method) for base in self.bases):
             raise SpecError("consensus takes a tuple of methods")
         if len(self.bases) < 2:
@@ -104,12 +102,12 @@ class Consensus(BaseWrapper):
         prepare(context, self.bases)
         grid = context.model.grid(context.inputs)
         base_maps = [_refuse_not_finite(upcast(computed(context, base).map), base, self) for base in self.bases]
-        maps = torch.stack([resize_map(base_map, grid) for base_map in base_maps], dim=1)
-        ranks = mean_ranks(maps)
-        terms = divide(maps, _SIZES[self.combine](maps)) if self.combine in _SIZES else ranks
+        maps = torch.stack([ops.resize_map(base_map, grid) for base_map in base_maps], dim=1)
+        ranks = ops.mean_ranks(maps)
+        terms = ops.divide(maps, _SIZES[self.combine](maps)) if self.combine in _SIZES else ranks
         total = (terms * maps.new_tensor(self._normalised_weights()).view(-1, 1, 1)).sum(dim=1)
         if self.combine == "matched":
-            total = match_values(total, maps[:, 0])
+            total = ops.match_values(total, maps[:, 0])
         return Attribution(total, {"ranks": ranks, "disagreement": ranks.std(dim=1, correction=0)})
 
 
@@ -160,14 +158,10 @@ class AgreementWeighted(LayerSum):
     base: Method
     by: Method
     start: int = 0
-    power: float = 1.0
-    via: str = "auto"
+    power: float = number(1.0, "(0, 16]")
+    via: str = choice("auto", "layers", "subnetwork")
     upsample: bool = False
     combine = "scaled"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_intervals(self, power="(0, 16]")
 
     def first(self, model: VisionModel) -> int:
         return resolve_layer(model, self.start)
@@ -180,15 +174,15 @@ class AgreementWeighted(LayerSum):
 
     def compute(self, context: Context) -> Attribution:
         terms = _refuse_not_finite(upcast(self.layer_maps(context)), self.base, self)
-        other = resize_map(upcast(computed(context, self.by).map), terms.shape[-2:])
+        other = ops.resize_map(upcast(computed(context, self.by).map), terms.shape[-2:])
         weights = agreement(terms, _refuse_not_finite(other, self.by, self), self.power)
-        shares = divide(weights, terms.abs().mean(dim=(2, 3)))
+        shares = ops.divide(weights, terms.abs().mean(dim=(2, 3)))
         return Attribution((terms * shares[:, :, None, None]).sum(dim=1), {"layers": terms, "weights": weights})
 
 
 def agreement(terms: Tensor, other: Tensor, power: float) -> Tensor:
     """Return the weight ``[B, L]`` of every term ``[B, L, h, w]``, by its correlation with a map ``[B, h, w]``."""
     one, two = ((maps - maps.mean(dim=(-2, -1), keepdim=True)).flatten(-2) for maps in (terms, other.unsqueeze(1)))
-    correlation = divide((one * two).sum(dim=2), one.norm(dim=2) * two.norm(dim=2))
+    correlation = ops.divide((one * two).sum(dim=2), one.norm(dim=2) * two.norm(dim=2))
     weights = correlation.clamp(0, 1) ** power
     return torch.where((weights == 0).all(dim=1, keepdim=True), torch.ones_like(weights), weights)

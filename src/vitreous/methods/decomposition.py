@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, LayerwiseMethod
-from vitreous.methods.ops import dot
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import (
     Activation,
     ActivationCache,
@@ -25,13 +25,6 @@ from vitreous.tracing import (
     upcast,
 )
 from vitreous.tracing.rules import LINEARIZED
-
-__all__ = [
-    "DecompX",
-    "FullGrad",
-    "FullGradPlus",
-    "bias_shares",
-]
 
 
 @register_method(
@@ -75,11 +68,8 @@ class DecompX(LayerwiseMethod):
     """
 
     layer: int = 0
-    bias: str = "none"
+    bias: str = choice("none", "token", "absdot")
     composite = LINEARIZED
-
-    def __post_init__(self) -> None:
-        check_choice("bias", self.bias, ("none", "token", "absdot"))
 
     @property
     def is_layerwise(self) -> bool:
@@ -91,7 +81,7 @@ class DecompX(LayerwiseMethod):
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", dot, tuple(layers))]
+        return [Record("resid_pre", ops.dot, tuple(layers))]
 
     def records(self, model: VisionModel) -> Sequence[Record]:
         if self.bias != "absdot":
@@ -142,7 +132,7 @@ class BiasTerms(LayerwiseMethod):
     absolute: bool
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        at_input, at_bias = (dot_sizes, bias_sizes) if self.absolute else (dot, bias_shares)
+        at_input, at_bias = (dot_sizes, bias_sizes) if self.absolute else (ops.dot, bias_shares)
         blocks = tuple(range(min(layers), model.depth + 1))
         return [Record("resid_pre", at_input, tuple(layers)), Record("biases", at_bias, blocks)]
 

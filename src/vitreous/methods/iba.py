@@ -22,9 +22,9 @@ from vitreous.methods.bottleneck import (
     refuse_unread,
     stage_of,
 )  # fmt: skip
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import (
     Activation,
     ActivationCache,
@@ -38,8 +38,6 @@ from vitreous.tracing import (
 )
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
-
-__all__ = ["IBA", "CoIBA", "IBAStar"]
 
 _NOISE = 200  # images, where statistics are to come from noise
 _STATS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
@@ -63,10 +61,7 @@ class Bottleneck(Method):
     fixed_output = "logprob"
 
     def __post_init__(self) -> None:
-        check_intervals(self, beta="[0, inf)", steps="[2, inf)", samples="[1, inf)", lr="(0, inf)")
-        if self.sigma is not None:
-            check_intervals(self, sigma="[0, 100]")
-        check_choice("damping", self.damping, ("token", "channel"))
+        super().__post_init__()
         if self.stats == "":
             raise SpecError("stats is empty; it takes world, own, noise or a file that `vitreous stats` made")
 
@@ -251,22 +246,17 @@ class CoIBA(Bottleneck):
 
     start: int | None = None
     stop: int | None = None
-    beta: float = 1.0
-    steps: int = 10
-    samples: int = 10
-    lr: float = 1.0
+    beta: float = number(1.0, "[0, inf)")
+    steps: int = number(10, "[2, inf)")
+    samples: int = number(10, "[1, inf)")
+    lr: float = number(1.0, "(0, inf)")
     stats: str | ActivationStats = "world"
-    compress: str = "first"
-    damping: str = "token"
-    ratios: str = "shared"
+    compress: str = choice("first", "layers")
+    damping: str = choice("token", "channel")
+    ratios: str = choice("shared", "layer")
     watch: bool = False
     half: bool = False
-    sigma: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("compress", self.compress, ("first", "layers"))
-        check_choice("ratios", self.ratios, ("shared", "layer"))
+    sigma: float | None = number(None, "[0, 100]")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         third = 0 if model.stages or not model.has_residual_stream else round(model.depth / 3)
@@ -361,13 +351,13 @@ class IBA(Bottleneck):
     """
 
     layer: int | None = None
-    beta: float = 10.0
-    steps: int = 10
-    samples: int = 10
-    lr: float = 1.0
+    beta: float = number(10.0, "[0, inf)")
+    steps: int = number(10, "[2, inf)")
+    samples: int = number(10, "[1, inf)")
+    lr: float = number(1.0, "(0, inf)")
     stats: str | ActivationStats = "world"
-    damping: str = "channel"
-    sigma: float | None = None
+    damping: str = choice("channel", "token")
+    sigma: float | None = number(None, "[0, 100]")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         if self.layer is not None:
@@ -433,13 +423,13 @@ class IBAStar(Bottleneck):
 
     start: int | None = None
     stop: int | None = None
-    beta: float = 10.0
-    steps: int = 10
-    samples: int = 10
-    lr: float = 1.0
+    beta: float = number(10.0, "[0, inf)")
+    steps: int = number(10, "[2, inf)")
+    samples: int = number(10, "[1, inf)")
+    lr: float = number(1.0, "(0, inf)")
     stats: str | ActivationStats = "world"
-    damping: str = "channel"
-    sigma: float | None = None
+    damping: str = choice("channel", "token")
+    sigma: float | None = number(None, "[0, 100]")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         layers = layers_of(model, self.start, self.stop, 0)

@@ -12,16 +12,11 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, TracingError
 from vitreous.methods.base import Attribution, Method, computed
 from vitreous.methods.cam import GradCAM
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import ReferenceModel, VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, activation_grad, upcast
 from vitreous.tracing.rules.gradient import GUIDED, RESCALE
-
-__all__ = [
-    "DeepLift", "GuidedBackprop", "GuidedGradCAM", "IntegratedGradients", "PixelXGradient", "Saliency", "input_map",
-    "integrated_gradient", "pixel_gradient", "refuse_tokens", "sum_channels", "times_gradient",
-]  # fmt: skip
 
 _GRADIENT = Record("pixels", activation_grad)
 
@@ -183,12 +178,9 @@ class IntegratedGradients(Method):
     torch.Size([128, 128])
     """
 
-    steps: int = 50
+    steps: int = number(50, "[1, inf)")
     baseline: float = 0.0
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_intervals(self, steps="[1, inf)")
 
     def compute(self, context: Context) -> Attribution:
         nodes, weights = (
@@ -281,11 +273,8 @@ class GuidedGradCAM(Method):
     """
 
     layer: int = -1
-    enlarge: str = "bilinear"
+    enlarge: str = choice("bilinear", "nearest")
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_choice("enlarge", self.enlarge, ("bilinear", "nearest"))
 
     @property
     def _factors(self) -> tuple[Method, Method]:
@@ -355,12 +344,9 @@ class DeepLift(Method):
     """
 
     baseline: float = 0.0
-    tie_breaking: str = "share"
+    tie_breaking: str = choice("share", *RESCALE)
     grid = "pixel"
     fixed_output = "logit"
-
-    def __post_init__(self) -> None:
-        check_choice("tie_breaking", self.tie_breaking, tuple(RESCALE))
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         if not model.is_relu_only:

@@ -18,16 +18,14 @@ from torch import Tensor
 
 from vitreous.datasets import file_digest, image_files, load_images
 from vitreous.errors import ModelError, SpecError, one_line
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import input_map, pixel_gradient, refuse_tokens
-from vitreous.methods.ops import HalfMeans, gaussian_kernel
+from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_intervals
 from vitreous.tracing import Context, upcast
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes
-
-__all__ = ["Background", "BlurIG", "GradientShap", "GuidedIG"]
 
 
 class Background:
@@ -151,14 +149,11 @@ class GuidedIG(Method):
     torch.Size([128, 128])
     """
 
-    steps: int = 200
-    fraction: float = 0.25
-    max_dist: float = 0.02
+    steps: int = number(200, "[1, inf)")
+    fraction: float = number(0.25, "(0, 1]")
+    max_dist: float = number(0.02, "[0, 1]")
     baseline: float = 0.0
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_intervals(self, steps="[1, inf)", fraction="(0, 1]", max_dist="[0, 1]")
 
     def compute(self, context: Context) -> Attribution:
         inputs = context.inputs
@@ -237,14 +232,11 @@ class BlurIG(Method):
     torch.Size([128, 128])
     """
 
-    max_sigma: float = 50.0
-    steps: int = 100
-    grad_step: float = 0.01
+    max_sigma: float = number(50.0, "(0, inf)")
+    steps: int = number(100, "[1, inf)")
+    grad_step: float = number(0.01, "(0, inf)")
     sqrt: bool = False
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_intervals(self, max_sigma="(0, inf)", steps="[1, inf)", grad_step="(0, inf)")
 
     def compute(self, context: Context) -> Attribution:
         refuse_tokens("blur_ig", context)
@@ -286,7 +278,7 @@ def _blur_matrix(side: int, sigma: float) -> Tensor:
         return torch.eye(side, dtype=torch.float64)
     radius = int(4 * sigma + 0.5)
     offset = torch.arange(side) - torch.arange(side)[:, None]
-    return gaussian_kernel(sigma, radius)[offset.clamp(-radius, radius) + radius] * (offset.abs() <= radius)
+    return ops.gaussian_kernel(sigma, radius)[offset.clamp(-radius, radius) + radius] * (offset.abs() <= radius)
 
 
 @register_method(
@@ -335,13 +327,13 @@ class GradientShap(Method):
     torch.Size([2, 128, 128])
     """
 
-    samples: int = 50
-    sigma: float = 0.0
+    samples: int = number(50, "[1, inf)")
+    sigma: float = number(0.0, "[0, inf)")
     background: str | Background = "normal"
     grid = "pixel"
 
     def __post_init__(self) -> None:
-        check_intervals(self, samples="[1, inf)", sigma="[0, inf)")
+        super().__post_init__()
         background: Any = self.background
         if not isinstance(background, str | Background):
             object.__setattr__(self, "background", Background(background))
@@ -370,7 +362,7 @@ class GradientShap(Method):
         inputs = upcast(context.inputs)
         count, images = self._baselines(context, inputs)
         key, shape = context.prng_key("gradient_shap"), inputs.shape[1:]
-        means, difference = HalfMeans(), inputs
+        means, difference = ops.HalfMeans(), inputs
 
         def points(start: int, stop: int) -> Tensor:
             nonlocal difference

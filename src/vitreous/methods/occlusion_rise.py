@@ -11,24 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, SpecError
+from vitreous.methods import masking
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.masking import (
-    TOKENS,
-    fill_inputs,
-    logits_of_inputs,
-    mask_inputs,
-    refuse_undroppable,
-    score_copies,
-    score_subsets,
-    side_cells,
-)  # fmt: skip
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import VALUES, Context, Record, upcast
 from vitreous.tracing.prng import PRNGKey
-
-__all__ = ["HSIC", "Occlusion", "RISE", "hsic", "mirrored_enlargement", "sobol_masks", "window_masks"]
 
 
 @register_method(
@@ -78,16 +67,14 @@ class Occlusion(Method):
     torch.Size([128, 128])
     """
 
-    window: int = 0
-    stride: int = 0
-    fill: str = "zero"
+    window: int = number(0, "[0, inf)")
+    stride: int = number(0, "[0, inf)")
+    fill: str = choice("zero", "mean", "blur")
     drop: bool = False
-    overlap: str = "mean"
+    overlap: str = choice("mean", "sum")
 
     def __post_init__(self) -> None:
-        check_choice("fill", self.fill, ("zero", "mean", "blur"))
-        check_choice("overlap", self.overlap, ("mean", "sum"))
-        check_intervals(self, window="[0, inf)", stride="[0, inf)")
+        super().__post_init__()
         if self.stride > self.window > 0:
             raise SpecError(f"stride={self.stride} is larger than window={self.window}: pixels would be left out")
         if self.drop and self.grid == "pixel":
@@ -120,27 +107,29 @@ class Occlusion(Method):
 
     def records(self, model: VisionModel) -> list[Record]:
         if self.drop:
-            refuse_undroppable("occlusion(drop=true)", model)
-        return [TOKENS] if self.drop else []
+            masking.refuse_undroppable("occlusion(drop=true)", model)
+        return [masking.TOKENS] if self.drop else []
 
     def compute(self, context: Context) -> Attribution:
         score = context.target.score(context.logits)[:, None]
         grid, inputs = context.model.grid(context.inputs), context.inputs
         if self.grid == "token":
             visible = ~torch.eye(math.prod(grid), dtype=torch.bool)
-            scores = score_subsets(context, "occlusion", visible, self.fill, self.drop, key=self)
+            scores = masking.score_subsets(context, "occlusion", visible, self.fill, self.drop, key=self)
             return Attribution((score - scores).reshape(-1, *grid), {})
         if inputs.ndim != 4:
             raise ModelError("occlusion: window and stride are pixels, and the inputs of a sub-network are tokens")
         sides = zip(inputs.shape[2:], grid, strict=True)
         rows, columns = (self._windows(*side).to(inputs.device) for side in sides)
-        filled = fill_inputs(context, "occlusion", self.fill)
+        filled = masking.fill_inputs(context, "occlusion", self.fill)
 
         def logits(images: Tensor, copies: Tensor) -> Tensor:
             hidden = rows[copies // len(columns)][:, :, None] & columns[copies % len(columns)][:, None, :]
-            return logits_of_inputs(context.model, torch.where(hidden.unsqueeze(1), filled[images], inputs[images]))
+            return masking.logits_of_inputs(
+                context.model, torch.where(hidden.unsqueeze(1), filled[images], inputs[images])
+            )
 
-        scores = score_copies(context, len(rows) * len(columns), logits, key=self)
+        scores = masking.score_copies(context, len(rows) * len(columns), logits, key=self)
         drops = (score - scores).reshape(-1, len(rows), len(columns))
         total = rows.T.to(drops) @ drops @ columns.to(drops)
         if self.overlap == "sum":
@@ -205,15 +194,11 @@ class RISE(Method):
     torch.Size([128, 128])
     """
 
-    masks: int = 6000
-    cells: int = 8
-    keep: float = 0.1
-    output: str = "prob"
+    masks: int = number(6000, "[1, inf)")
+    cells: int = number(8, "[1, inf)")
+    keep: float = number(0.1, "(0, 1)")
+    output: str = choice("prob", *VALUES)
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_choice("output", self.output, VALUES)
-        check_intervals(self, masks="[1, inf)", cells="[1, inf)", keep="(0, 1)")
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
@@ -223,10 +208,10 @@ class RISE(Method):
         def logits(images: Tensor, copies: Tensor) -> Tensor:
             first = int(copies[0])
             masks = draw(range(first, int(copies[-1]) + 1))[copies - first]
-            return logits_of_inputs(context.model, mask_inputs(context.model, inputs[images], masks))
+            return masking.logits_of_inputs(context.model, masking.mask_inputs(context.model, inputs[images], masks))
 
         key = ("rise", self.masks, self.cells, self.keep)
-        scores = score_copies(context, self.masks, logits, self.output, key).to(inputs)
+        scores = masking.score_copies(context, self.masks, logits, self.output, key).to(inputs)
         total = torch.zeros(len(inputs), *size, dtype=inputs.dtype, device=inputs.device)
         for start in range(0, self.masks, context.batch):
             stop = min(self.masks, start + context.batch)
@@ -307,12 +292,9 @@ class HSIC(Method):
     torch.Size([128, 128])
     """
 
-    masks: int = 500
-    cells: int = 8
+    masks: int = number(500, "[2, inf)")
+    cells: int = number(8, "[1, 145]")
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_intervals(self, masks="[2, inf)", cells="[1, 145]")
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
@@ -322,14 +304,14 @@ class HSIC(Method):
             raise ModelError(
                 f"hsic: cells={self.cells} a side are more than the {size[0]} x {size[1]} {unit} there are"
             )
-        rows, columns = (side_cells(side, self.cells).to(inputs.device) for side in size)
+        rows, columns = (masking.side_cells(side, self.cells).to(inputs.device) for side in size)
         masks = sobol_masks(self.masks, self.cells).to(inputs)
 
         def logits(images: Tensor, copies: Tensor) -> Tensor:
             enlarged = masks[copies][:, rows][:, :, columns]
-            return logits_of_inputs(context.model, mask_inputs(context.model, inputs[images], enlarged))
+            return masking.logits_of_inputs(context.model, masking.mask_inputs(context.model, inputs[images], enlarged))
 
-        scores = score_copies(context, self.masks, logits, key=("hsic", self.masks, self.cells))
+        scores = masking.score_copies(context, self.masks, logits, key=("hsic", self.masks, self.cells))
         cells = torch.stack([hsic(masks.flatten(1).double(), score.double()) for score in scores])
         return Attribution(cells.to(scores.dtype).reshape(-1, self.cells, self.cells)[:, rows][:, :, columns], {})
 

@@ -9,28 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, SpecError, VitreousError
+from vitreous.errors import MapError, VitreousError
+from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod, Method
-from vitreous.methods.ops import (
-    attention_point,
-    chain_records,
-    discard_weakest,
-    head_max,
-    head_mean,
-    head_min,
-    initial_row,
-    mix_residual,
-    mix_residual_by_column,
-    pad_prefix,
-    pooling_records,
-    refuse_in_windows,
-    rollout_of,
-)
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.registry import check_choice
-from vitreous.tracing import Activation, ActivationCache, Record, Reduce, resolve_layer
+from vitreous.tracing import Activation, ActivationCache, Record, Reduce
 
 
 class AttentionRow(LayerwiseMethod):
@@ -43,16 +29,14 @@ class AttentionRow(LayerwiseMethod):
     reduce: ClassVar[Reduce]
     grad: ClassVar[bool] = True
 
-    def records(self, model: VisionModel) -> Sequence[Record]:
-        if model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1:
-            return pooling_records(model, type(self).reduce, self.grad)
-        return super().records(model)
+    def records(self, model: VisionModel) -> list[Record]:
+        return ops.row_records(model, type(self).reduce, self.layer, self.grad)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         return cache.map(*self.records(cache.model))
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record(attention_point(model), type(self).reduce, tuple(layers), self.grad)]
+        return [Record(ops.attention_point(model), type(self).reduce, tuple(layers), self.grad)]
 
 
 def mean_rows(model: VisionModel, make: Callable[..., Tensor], *matrices: Tensor) -> Tensor:
@@ -113,7 +97,7 @@ class RawAttention(AttentionRow):
     grad = False
 
 
-_FUSIONS = {"mean": head_mean, "max": head_max, "min": head_min}
+_FUSIONS = {"mean": ops.head_mean, "max": ops.head_max, "min": ops.head_min}
 
 
 @register_method(
@@ -163,29 +147,23 @@ class Rollout(LayerwiseMethod):
     """
 
     start: int = 0
-    heads: str = "mean"
-    discard: float = 0.0
-    normalise: str = "row"
-
-    def __post_init__(self) -> None:
-        check_choice("heads", self.heads, tuple(_FUSIONS))
-        check_choice("normalise", self.normalise, ("row", "released"))
-        if not 0 <= self.discard < 1:
-            raise SpecError(f"discard={self.discard} must be at least 0 and below 1")
+    heads: str = choice("mean", *_FUSIONS)
+    discard: float = number(0.0, "[0, 1)")
+    normalise: str = choice("row", "released")
 
     def records(self, model: VisionModel) -> list[Record]:
         if self.discard:
-            refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
-        record, *_ = chain_records(model, _FUSIONS[self.heads], self.start, grad=False)
-        return [record, *pooling_records(model, head_mean, grad=False)]
+            ops.refuse_in_windows(model, f"discard={self.discard} takes a share of all entries")
+        record, *_ = ops.chain_records(model, _FUSIONS[self.heads], self.start, grad=False)
+        return [record, *ops.pooling_records(model, ops.head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        mix = mix_residual if self.normalise == "row" else mix_residual_by_column
+        mix = ops.mix_residual if self.normalise == "row" else ops.mix_residual_by_column
 
         def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
-            return mix(row, discard_weakest(matrix, self.discard, keep_first=True), windows)
+            return mix(row, ops.discard_weakest(matrix, self.discard, keep_first=True), windows)
 
-        return rollout_of(cache, self.records(cache.model), step)
+        return ops.rollout_of(cache, self.records(cache.model), step)
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
         return RawAttention().layer_records(model, layers)
@@ -225,20 +203,20 @@ class AttentionFlow(Method):
     """
 
     def records(self, model: VisionModel) -> list[Record]:
-        matrices = Record("attn_weights", head_mean, tuple(range(model.depth)), grad=False)
-        return [matrices, *pooling_records(model, head_mean, grad=False)]
+        matrices = Record("attn_weights", ops.head_mean, tuple(range(model.depth)), grad=False)
+        return [matrices, *ops.pooling_records(model, ops.head_mean, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         record, *pooling = self.records(cache.model)
         matrices = torch.stack(cache[record], dim=1)
         if not torch.isfinite(matrices).all():
             raise MapError("attention_flow: the attention is not finite")
-        row = initial_row(cache, matrices[:, 0], pooling)
+        row = ops.initial_row(cache, matrices[:, 0], pooling)
         capacities = matrices + torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
         capacities = capacities / capacities.sum(dim=-1, keepdim=True)
         prefix = cache.model.num_prefix_tokens
         flows = [max_flows(*pair, prefix) for pair in zip(capacities.cpu(), row.cpu(), strict=True)]
-        return cache.tokens_to_grid(pad_prefix(torch.stack(flows).to(row), row.shape[1]))
+        return cache.tokens_to_grid(ops.pad_prefix(torch.stack(flows).to(row), row.shape[1]))
 
 
 _UNITS = 1_000_000

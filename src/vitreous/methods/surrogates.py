@@ -11,15 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, SpecError
+from vitreous.methods import masking
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.masking import FILLS, TOKENS, fill_inputs, refuse_undroppable, score_subsets, side_cells
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import VALUES, Context, Record, upcast
 from vitreous.tracing.prng import PRNGKey
-
-__all__ = ["KernelSHAP", "LIME", "lasso", "least_squares", "ridge"]
 
 _TINY = torch.finfo(torch.float64).tiny
 _ROUNDS = 1000
@@ -114,16 +112,13 @@ class Surrogate(Method):
     fill: str
     drop: bool
 
-    def __post_init__(self) -> None:
-        check_choice("fill", self.fill, FILLS)
-
     def num_forwards(self, model: VisionModel) -> float:
         return self.samples + self.drop
 
     def records(self, model: VisionModel) -> list[Record]:
         if self.drop:
-            refuse_undroppable(f"{self.info.name}(drop=true)", model)
-        return [TOKENS] if self.drop else []
+            masking.refuse_undroppable(f"{self.info.name}(drop=true)", model)
+        return [masking.TOKENS] if self.drop else []
 
     def to_map(self, context: Context, weights: Tensor) -> Attribution:
         """Return weights ``[B, n]`` on the grid, in the precision of the model."""
@@ -197,22 +192,18 @@ class LIME(Surrogate):
     torch.Size([16, 16])
     """
 
-    samples: int = 1000
-    fill: str = "own"
+    samples: int = number(1000, "[2, inf)")
+    fill: str = choice("own", *masking.FILLS)
     drop: bool = False
-    output: str = "prob"
-    distance: str = "sets"
-    width: float = 0.25
-    surrogate: str = "ridge"
-    alpha: float = 1.0
+    output: str = choice("prob", *VALUES)
+    distance: str = choice("sets", "pixels")
+    width: float = number(0.25, "(0, inf)")
+    surrogate: str = choice("ridge", "lasso")
+    alpha: float = number(1.0, "(0, inf)")
     include_full: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_intervals(self, samples="[2, inf)", width="(0, inf)", alpha="(0, inf)")
-        check_choice("output", self.output, VALUES)
-        check_choice("distance", self.distance, ("sets", "pixels"))
-        check_choice("surrogate", self.surrogate, ("ridge", "lasso"))
         if self.drop and self.distance == "pixels":
             raise SpecError("distance='pixels' compares what is painted; drop=true paints nothing, use sets")
 
@@ -223,7 +214,7 @@ class LIME(Surrogate):
         if self.include_full:
             visible[0] = True
         shared = ("lime", self.samples, self.include_full, self.fill, self.drop)
-        scores = score_subsets(context, "lime", visible, self.fill, self.drop, self.output, shared).double()
+        scores = masking.score_subsets(context, "lime", visible, self.fill, self.drop, self.output, shared).double()
         weights = torch.exp(-(self._distances(context, visible) ** 2) / (2 * self.width**2))
         fit = ridge if self.surrogate == "ridge" else lasso
         return self.to_map(context, fit(visible.double(), scores, weights, self.alpha))
@@ -235,7 +226,7 @@ class LIME(Surrogate):
             return (1 - sets.mean(dim=1).sqrt()).expand(len(context.inputs), -1)
         if context.inputs.ndim == 3:
             sets = F.pad(sets, (context.model.num_prefix_tokens, 0), value=1.0)
-        inputs, filled = context.inputs.double(), fill_inputs(context, "lime", self.fill).double()
+        inputs, filled = context.inputs.double(), masking.fill_inputs(context, "lime", self.fill).double()
         # every copy is made of patches and of their fillings, so that a few sums per patch give all products
         own, mixed, hidden = (
             _patch_sums(context, one * other) for one, other in ((inputs, inputs), (inputs, filled), (filled, filled))
@@ -251,7 +242,7 @@ def _patch_sums(context: Context, value: Tensor) -> Tensor:
     if value.ndim == 3:
         return value.sum(dim=2)
     sides = zip(value.shape[2:], context.model.grid(context.inputs), strict=True)
-    rows, columns = (F.one_hot(side_cells(*side)).to(value) for side in sides)
+    rows, columns = (F.one_hot(masking.side_cells(*side)).to(value) for side in sides)
     return (rows.T @ value.sum(dim=1) @ columns).flatten(1)
 
 
@@ -305,20 +296,16 @@ class KernelSHAP(Surrogate):
     torch.Size([16, 16])
     """
 
-    samples: int = 2000
-    fill: str = "zero"
+    samples: int = number(2000, "[3, inf)")
+    fill: str = choice("zero", *masking.FILLS)
     drop: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_intervals(self, samples="[3, inf)")
 
     def compute(self, context: Context) -> Attribution:
         patches = math.prod(context.model.grid(context.inputs))
         if patches < 2:
             raise ModelError("kernel_shap: an image of one patch has no sets of patches")
         visible = self._draw_sets(context, patches)
-        scores = score_subsets(context, "kernel_shap", visible, self.fill, self.drop, key=self).double()
+        scores = masking.score_subsets(context, "kernel_shap", visible, self.fill, self.drop, key=self).double()
         weights = visible.new_ones(self.samples, dtype=torch.float64)
         weights[:2] = _EXACT_WEIGHT
         return self.to_map(context, least_squares(visible.double(), scores, weights))

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError
+from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod, Method
-from vitreous.methods.ops import dot
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import Activation, ActivationCache, Record, upcast
-
-__all__ = ["AttCAT", "AttentionXInputXGradient", "Gradient", "InputXGradient"]
 
 
 @register_method("gradient", family="token gradient", papers=("simonyan2014deep", "mehri2024skipplus"))
@@ -51,10 +49,7 @@ class Gradient(LayerwiseMethod):
     """
 
     layer: int = 0
-    reduction: str = "norm"
-
-    def __post_init__(self) -> None:
-        check_choice("reduction", self.reduction, ("norm", "sum"))
+    reduction: str = choice("norm", "sum")
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
         return [Record("resid_pre", grad_norm if self.reduction == "norm" else grad_sum, tuple(layers))]
@@ -94,7 +89,7 @@ class InputXGradient(LayerwiseMethod):
     layer: int = 0
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", dot, tuple(layers))]
+        return [Record("resid_pre", ops.dot, tuple(layers))]
 
 
 @register_method("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")
@@ -173,10 +168,7 @@ class AttCAT(Method):
     torch.Size([16, 16])
     """
 
-    at: str = "resid_post"
-
-    def __post_init__(self) -> None:
-        check_choice("at", self.at, ("resid_post", "resid_pre"))
+    at: str = choice("resid_post", "resid_pre")
 
     def records(self, model: VisionModel) -> list[Record]:
         return received_terms(self.at, range(model.depth))
@@ -187,7 +179,7 @@ class AttCAT(Method):
 
 def received_terms(point: str, layers: Sequence[int]) -> list[Record]:
     """The records of attention received, and of input times gradient at a hook point."""
-    return [Record("attn_weights", received, tuple(layers), grad=False), Record(point, dot, tuple(layers))]
+    return [Record("attn_weights", received, tuple(layers), grad=False), Record(point, ops.dot, tuple(layers))]
 
 
 def received_products(cache: ActivationCache, point: str, layers: Sequence[int]) -> list[Tensor]:

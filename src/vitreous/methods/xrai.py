@@ -15,11 +15,9 @@ from torch.nn import functional as F
 
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import integrated_gradient, refuse_tokens
+from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
-from vitreous.registry import check_intervals
 from vitreous.tracing import Context, upcast
-
-__all__ = ["SCALES", "XRAI", "segment"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -205,16 +203,13 @@ class XRAI(Method):
     torch.Size([128, 128])
     """
 
-    steps: int = 100
+    steps: int = number(100, "[2, inf)")
     fast: bool = False
-    side: int = 224
-    min_size: int = 150
-    radius: int = 5
-    new: int = 50
+    side: int = number(224, "[1, inf)")
+    min_size: int = number(150, "[1, inf)")
+    radius: int = number(5, "[0, inf)")
+    new: int = number(50, "[1, inf)")
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        check_intervals(self, steps="[2, inf)", side="[1, inf)", min_size="[1, inf)", radius="[0, inf)", new="[1, inf)")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -266,8 +261,8 @@ def _regions(labels: Sequence[Ints], radius: int) -> list[Ints]:
         rows, columns = np.indices(label.shape)
         bits[label // 64, rows, columns] = np.uint64(1) << (label % 64).astype(np.uint64)
         grown = _dilated(bits, radius).reshape(len(bits), -1)
-        for number in range(count):
-            pixels = np.flatnonzero((grown[number // 64] >> np.uint64(number % 64)) & np.uint64(1))
+        for index in range(count):
+            pixels = np.flatnonzero((grown[index // 64] >> np.uint64(index % 64)) & np.uint64(1))
             if len(pixels):
                 regions.append(pixels)
     return regions
