@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.ops import (
-    SMALL,
-    attention_point,
-    chain_records,
-    head_importance,
-    head_mean,
-    initial_row,
-    mix_residual,
-    pooling_records,
-    positive,
-    read_row,
-    rollout,
-    row_times,
-    rows_times,
-    unmerged_rows,
-)
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.registry import check_at_least, check_choice
 from vitreous.tracing import (
     VALUES,
     Activation,
@@ -63,35 +49,31 @@ class Feedback(Method):
     start: int | None
     steps: int
     output: str | None
-
-    def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
-        if self.output is not None:
-            check_choice("output", self.output, VALUES)
-
-    @abstractmethod
-    def first(self, model: VisionModel) -> int:
-        """The first block, where ``start`` names none."""
-
-    @abstractmethod
-    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        """The matrices of these blocks."""
-
-    @abstractmethod
-    def pooled(self) -> tuple[Reduce, bool]:
-        """What the matrix of a pooling by attention is reduced to, and whether that needs a gradient."""
+    divisor: ClassVar[int]
+    """The first block is ``depth // divisor``, where ``start`` names none."""
+    reduce: ClassVar[Reduce] = ops.head_mean
+    """The matrix of a block, and the row of a pooling by attention."""
+    grad: ClassVar[bool] = False
 
     @property
     def cost(self) -> tuple[float, float]:
         return self.steps, self.steps
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [self._matrices(model), *pooling_records(model, *self.pooled()), last_gradient(model)]
+        return [self.matrices(model), *self._pooling(model), last_gradient(model)]
+
+    def matrices(self, model: VisionModel) -> Record:
+        """Return the record of the matrices of all blocks from the first on."""
+        first = model.depth // self.divisor if self.start is None else resolve_layer(model, self.start)
+        return Record(ops.attention_point(model), type(self).reduce, tuple(range(first, model.depth)), self.grad)
+
+    def _pooling(self, model: VisionModel) -> list[Record]:
+        return ops.pooling_records(model, type(self).reduce, self.grad)
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
         cache = self.record(context)
-        record = self._matrices(model)
+        record = self.matrices(model)
         matrices = list(zip(reversed(record.layers), reversed(cache[record]), strict=True))
         weights = integrated(context, self.steps, self.output)
         windows = model.windows(model.depth - 1)
@@ -106,8 +88,8 @@ class Feedback(Method):
     def follow(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         """Return the rows ``[B, R, N]`` of ``R``: these rows, followed through blocks from the last one."""
         for layer, matrix in matrices:
-            rows = unmerged_rows(cache, rows, layer)
-            rows = rows + rows_times(rows, matrix, cache.model.windows(layer))
+            rows = ops.unmerged_rows(cache, rows, layer)
+            rows = rows + ops.rows_times(rows, matrix, cache.model.windows(layer))
         return rows
 
     def _in_windows(
@@ -118,28 +100,23 @@ class Feedback(Method):
         As many rows go together as a window has places: they take as much memory as the matrices of the first block.
         """
         (last, like), first = matrices[0], matrices[-1][0]
-        read = read_row(cache, like, last)
+        read = ops.read_row(cache, like, last)
         identity = torch.eye(read.shape[1], dtype=like.dtype, device=like.device)
         step = windows.patches.shape[1]
         parts = []
         for start in range(0, len(identity), step):
             rows = identity[start : start + step].expand(len(like), -1, -1)
-            asked = rows_times(rows, weights, windows)
+            asked = ops.rows_times(rows, weights, windows)
             for layer in reversed(range(first, last)):
-                asked = unmerged_rows(cache, asked, layer)
+                asked = ops.unmerged_rows(cache, asked, layer)
             product = self.follow(cache, rows, matrices) * asked
-            parts.append(row_times(read[:, start : start + step], product))
+            parts.append(ops.row_times(read[:, start : start + step], product))
         return torch.stack(parts).sum(dim=0)
-
-    def _matrices(self, model: VisionModel) -> Record:
-        first = self.first(model) if self.start is None else resolve_layer(model, self.start)
-        return self.matrices(model, tuple(range(first, model.depth)))
 
     def _first_rows(self, cache: ActivationCache, like: Tensor) -> Tensor:
         """The rows of the identity that are read, or the one row of a pooling by attention."""
-        pooling = pooling_records(cache.model, *self.pooled())
-        if pooling:
-            return initial_row(cache, like, pooling).unsqueeze(1)
+        if cache.model.pooling.uses_attention:
+            return ops.initial_row(cache, like, self._pooling(cache.model)).unsqueeze(1)
         identity = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
         return identity[rows_read(cache.model)].expand(len(like), -1, -1)
 
@@ -166,7 +143,7 @@ def last_gradient(model: VisionModel) -> Record:
     """What is averaged along the path: the gradient of the last attention of the model."""
     if model.pooling.uses_attention:
         return Record("pool_weights", read_gradient)
-    return Record(attention_point(model), read_gradient, (model.depth - 1,))
+    return Record(ops.attention_point(model), read_gradient, (model.depth - 1,))
 
 
 def integrated(context: Context, steps: int, output: str | None) -> Tensor:
@@ -260,35 +237,27 @@ class TAM(Feedback):
     """
 
     start: int | None = None
-    steps: int = 20
-    output: str | None = None
+    steps: int = number(20, "[1, inf)")
+    output: str | None = choice(None, *VALUES)
     twice: bool = False
-
-    def first(self, model: VisionModel) -> int:
-        return model.depth // 3
+    divisor = 3
 
     def records(self, model: VisionModel) -> list[Record]:
         if self.twice and model.pooling.uses_attention:
             raise ModelError(f"tam: twice=true repeats the last block; {model.name} reads it by attention pooling")
         return super().records(model)
 
-    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(model), head_mean, layers, grad=False)
-
-    def pooled(self) -> tuple[Reduce, bool]:
-        return head_mean, False
-
     def follow(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
         if cache.model.pooling.uses_attention:
             return super().follow(cache, rows, matrices)
         last, matrix = matrices[0]
-        rows = rows_times(rows, matrix, cache.model.windows(last))
+        rows = ops.rows_times(rows, matrix, cache.model.windows(last))
         return super().follow(cache, rows, matrices if self.twice else matrices[1:])
 
 
 def by_heads(a: Activation) -> Tensor:
     """``sum_h I_h A_h``."""
-    return (head_importance(a.value, a.grad) * a.value).sum(dim=-3)
+    return (ops.head_importance(a.value, a.grad) * a.value).sum(dim=-3)
 
 
 def by_tokens(block: Block) -> Tensor:
@@ -296,7 +265,7 @@ def by_tokens(block: Block) -> Tensor:
     attention = block.attn_weights
     projection, deviation = head_projection(block_weights(block), attention, block.attn_values)
     moved = torch.einsum("bhnd,hkd->bnk", block.attn_values, projection)
-    size = moved.norm(dim=-1) / block.resid_pre.norm(dim=-1).clamp(min=SMALL)
+    size = moved.norm(dim=-1) / block.resid_pre.norm(dim=-1).clamp(min=ops.SMALL)
     matrix: Tensor = attention.mean(dim=1) * size.unsqueeze(1)
     return matrix if deviation is None else matrix / deviation
 
@@ -355,17 +324,11 @@ class BidirectionalHeads(Feedback):
     """
 
     start: int | None = None
-    steps: int = 20
-    output: str | None = None
-
-    def first(self, model: VisionModel) -> int:
-        return model.depth // 4
-
-    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record(attention_point(model), by_heads, layers)
-
-    def pooled(self) -> tuple[Reduce, bool]:
-        return by_heads, True
+    steps: int = number(20, "[1, inf)")
+    output: str | None = choice(None, *VALUES)
+    divisor = 4
+    reduce = by_heads
+    grad = True
 
 
 @register_method(
@@ -414,27 +377,12 @@ class BidirectionalTokens(Feedback):
     """
 
     start: int | None = None
-    steps: int = 20
-    output: str | None = None
+    steps: int = number(20, "[1, inf)")
+    output: str | None = choice(None, *VALUES)
+    divisor = 2
 
-    def first(self, model: VisionModel) -> int:
-        return model.depth // 2
-
-    def matrices(self, model: VisionModel, layers: tuple[int, ...]) -> Record:
-        return Record("block", by_tokens, layers, grad=False)
-
-    def pooled(self) -> tuple[Reduce, bool]:
-        return head_mean, False
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Attention weights times a number."""
-
-    by: float
-
-    def __call__(self, attention: Tensor) -> Tensor:
-        return attention * self.by
+    def matrices(self, model: VisionModel) -> Record:
+        return Record("block", by_tokens, super().matrices(model).layers, grad=False)
 
 
 @register_method("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
@@ -470,10 +418,7 @@ class IIA(Method):
     torch.Size([16, 16])
     """
 
-    steps: int = 5
-
-    def __post_init__(self) -> None:
-        check_at_least("steps", self.steps, 1)
+    steps: int = number(5, "[1, inf)")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -483,15 +428,16 @@ class IIA(Method):
     def compute(self, context: Context) -> Attribution:
         model = context.model
         times = torch.linspace(0, 1, self.steps + 1, dtype=torch.float32).tolist()
-        records = chain_records(model, positive)
+        records = ops.chain_records(model, ops.positive)
         layers = records[0].layers
         sums: list[Tensor] = []
         for points, start, stop in context.batched_copies(scaled_inputs(context, times), len(times)):
             for time in times:
-                cache = points.run_pass(Pass(tuple(records), patches=((model.depth - 1, Scaled(time)),)))
+                scale = partial(torch.mul, other=time)
+                cache = points.run_pass(Pass(tuple(records), patches=((model.depth - 1, scale),)))
                 matrices = cache[records[0]]
-                terms = [initial_row(cache, matrices[0], records[1:]), *matrices]
+                terms = [ops.initial_row(cache, matrices[0], records[1:]), *matrices]
                 terms = [term.reshape(-1, stop - start, *term.shape[1:]).sum(dim=1) for term in terms]
                 sums = [total.add_(term) for total, term in zip(sums, terms, strict=True)] if sums else terms
         row, *means = (total / len(times) ** 2 for total in sums)
-        return Attribution(rollout(cache, row, layers, means, mix_residual), {})
+        return Attribution(ops.rollout(cache, row, layers, means, ops.mix_residual), {})

@@ -20,19 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
+from vitreous.methods import ops
 from vitreous.methods.base import Method
-from vitreous.methods.ops import gaussian_kernel
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, Target, resolve_layer, upcast
 from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches
 from vitreous.tracing.targets import class_logits
-
-__all__ = [
-    "Blur", "Bottlenecks", "Objective", "Optimised", "Prior", "grid_after", "information", "last_read_block",
-    "layers_of", "refuse_unread", "stage_of",
-]  # fmt: skip
 
 _LEAST_GRID = 14  # rows and columns of the stage of a hierarchical model that is looked at, if there is such a one
 _ALPHA = 5.0  # λ = 0.993: at the start almost everything passes
@@ -115,7 +110,7 @@ class Blur(NamedTuple):
         radius = round(2 * sigma)
         if radius == 0:
             return None
-        rows, columns = (_reflected_means(side, gaussian_kernel(sigma, radius)).to(like) for side in grid)
+        rows, columns = (_reflected_means(side, ops.gaussian_kernel(sigma, radius)).to(like) for side in grid)
         return cls(rows, columns, prefix)
 
     def __call__(self, values: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ from vitreous.methods.base import Attribution, Method
 from vitreous.methods.registry import register_method
 from vitreous.tracing import Context, upcast
 
-__all__ = ["Centre", "Constant", "Edges", "Random"]
-
 
 def _same_for_all(context: Context, pattern: Tensor) -> Attribution:
     inputs = upcast(context.inputs)

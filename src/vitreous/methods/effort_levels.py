@@ -16,8 +16,6 @@ from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.registry.defaults import effort_spec
 from vitreous.tracing.statistics_collect import seen_scenes
 
-__all__ = ["recommended_method", "resolve_method"]
-
 _SCENES = 8
 _TOLERANCE = 0.05  # of log-probabilities
 _half_agrees: dict[tuple[str, tuple[int, int]], bool] = {}

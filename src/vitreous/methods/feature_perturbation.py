@@ -9,19 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.cam import FeatureMap
-from vitreous.methods.masking import TOKENS, logits_of_inputs, mask_inputs, score_copies, score_rows
-from vitreous.methods.ops import resize_map
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import VALUES, Activation, Context, Record, activation_value, upcast
-from vitreous.tracing.memory import budget_bytes, in_parts
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches
-
-__all__ = ["AtMan", "SuppressedColumns", "ViTCX", "complete_linkage"]
 
 
 def complete_linkage(distances: Tensor, threshold: float, valid: Tensor | None = None) -> Tensor:
@@ -125,15 +121,10 @@ class ViTCX(FeatureMap):
     torch.Size([128, 128])
     """
 
-    threshold: float = 0.1
-    noise: float = 0.1
-    output: str = "prob"
+    threshold: float = number(0.1, "[0, inf)")
+    noise: float = number(0.1, "[0, inf)")
+    output: str = choice("prob", *VALUES)
     grid = "pixel"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("output", self.output, VALUES)
-        check_intervals(self, threshold="[0, inf)", noise="[0, inf)")
 
     def num_forwards(self, model: VisionModel) -> float:
         return 1  # and those of the masks, announced when their number is known
@@ -151,7 +142,8 @@ class ViTCX(FeatureMap):
         rows = F.one_hot(masks.images, batch).to(masks.values).T  # [B, R]: which masks an image has
         flat, grid = masks.values.flatten(1), masks.values.shape[1:]
         total, cover = (
-            resize_map(((rows * weight) @ flat).view(-1, *grid), size) for weight in (effect, torch.ones_like(effect))
+            ops.resize_map(((rows * weight) @ flat).view(-1, *grid), size)
+            for weight in (effect, torch.ones_like(effect))
         )
         reached = cover > 1e-6
         maps = torch.where(reached, total / torch.where(reached, cover, 1), 0) / count.clamp(min=1).view(-1, 1, 1)
@@ -172,8 +164,7 @@ class ViTCX(FeatureMap):
             return _Masks(masks[valid], images + start, numbers)
 
         # distances of channels, their copies and what is picked of them exist at the same time
-        step = max(1, int(budget_bytes(tokens.device, context.memory_gb) / (6 * channels**2 * 8)))
-        parts = in_parts(part, len(tokens), step)
+        parts = ops.run_in_parts(context, part, len(tokens), 6 * channels**2 * 8)
         return _Masks(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _score_masks(self, context: Context) -> tuple[_Masks, Tensor]:
@@ -190,20 +181,22 @@ class ViTCX(FeatureMap):
         draws = context.prng_key("vit_cx")
 
         def logits(start: int, stop: int) -> Tensor:
-            return logits_of_inputs(context.model, self._perturbed(context, masks, draws, start, stop))
+            return masking.logits_of_inputs(context.model, self._perturbed(context, masks, draws, start, stop))
 
-        return masks, score_rows(context, masks.images.repeat_interleave(2), logits, self.output, key)
+        return masks, masking.score_rows(context, masks.images.repeat_interleave(2), logits, self.output, key)
 
     def _perturbed(self, context: Context, masks: _Masks, draws: PRNGKey, start: int, stop: int) -> Tensor:
         """Return inputs ``start .. stop - 1``: every mask has two, and their noise is the same."""
         pairs = slice(start // 2, (stop + 1) // 2)
         images = masks.images[pairs]
         inputs = upcast(context.inputs[images])
-        mask = resize_map(masks.values[pairs].to(inputs), _masked_size(context)).clamp(0, 1)
+        mask = ops.resize_map(masks.values[pairs].to(inputs), _masked_size(context)).clamp(0, 1)
         normal = draws.select(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:]).to(inputs)
-        complement = 1 - mask_inputs(context.model, torch.ones_like(inputs), mask)
+        complement = 1 - masking.mask_inputs(context.model, torch.ones_like(inputs), mask)
         noise = self.noise * normal * complement
-        both = torch.stack([mask_inputs(context.model, inputs, mask) + noise, inputs + noise], dim=1).flatten(0, 1)
+        both = torch.stack([masking.mask_inputs(context.model, inputs, mask) + noise, inputs + noise], dim=1).flatten(
+            0, 1
+        )
         return both[start - 2 * pairs.start : stop - 2 * pairs.start]
 
 
@@ -326,26 +319,20 @@ class AtMan(Method):
     atman(similarity=0.6)
     """
 
-    factor: float = 0.1
-    similarity: float | None = None
-    output: str = "logprob"
-
-    def __post_init__(self) -> None:
-        check_choice("output", self.output, VALUES)
-        check_intervals(self, factor="[0, 1)")
-        if self.similarity is not None:
-            check_intervals(self, similarity="[0, 1]")
+    factor: float = number(0.1, "[0, 1)")
+    similarity: float | None = number(None, "[0, 1]")
+    output: str = choice("logprob", *VALUES)
 
     def num_forwards(self, model: VisionModel) -> float:
         height, width = model.grid()
         return 1 + height * width
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [TOKENS, Record("attn_weights", no_attention, tuple(range(model.depth)), grad=False)]
+        return [masking.TOKENS, Record("attn_weights", no_attention, tuple(range(model.depth)), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
         model, cache = context.model, self.record(context)
-        (tokens,), target = cache[TOKENS], replace(context.target, output=self.output)
+        (tokens,), target = cache[masking.TOKENS], replace(context.target, output=self.output)
         patches = upcast(tokens[:, model.num_prefix_tokens :])
         unit = F.normalize(patches, dim=2)  # a vector of zeros is like none
         cosines = None if self.similarity is None else unit @ unit.transpose(1, 2)
@@ -356,7 +343,7 @@ class AtMan(Method):
             return logits_with_patches(model, tokens[images], 0, "attn_weights", every)
 
         key = replace(self, output="logit")  # what the model says is the same for every class and output of it
-        scores = score_copies(context, patches.shape[1], logits, self.output, key)
+        scores = masking.score_copies(context, patches.shape[1], logits, self.output, key)
         return Attribution((target.score(cache.logits)[:, None] - scores).reshape(-1, *cache.grid), {})
 
     def _suppressed(self, patches: Tensor, cosines: Tensor | None, images: Tensor, prefix: int) -> SuppressedColumns:

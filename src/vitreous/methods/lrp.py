@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.input_gradient import times_gradient
-from vitreous.methods.ops import (
-    attention_point,
-    chain_records,
-    dot,
-    initial_row,
-    pad_prefix,
-    pooling_records,
-    rollout,
-    rollout_of,
-)
+from vitreous.methods.input_gradient import summed_gradient, times_gradient
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_rows
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import (
     Activation,
     ActivationCache,
@@ -31,8 +22,8 @@ from vitreous.tracing import (
     Context,
     Pass,
     Record,
+    Reduce,
     activation_grad,
-    resolve_layer,
     upcast,
 )
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed
@@ -94,10 +85,7 @@ class TransAtt(Method):
     """
 
     start: int = 0
-    rules: str = "ours"
-
-    def __post_init__(self) -> None:
-        check_choice("rules", self.rules, tuple(RULES))
+    rules: str = choice("ours", *RULES)
 
     def compute(self, context: Context) -> Attribution:
         """Gradient and relevance of a few images at a time: all heads of all blocks exist for them only."""
@@ -108,7 +96,7 @@ class TransAtt(Method):
         return Attribution(torch.cat(parts), {})
 
     def _part(self, context: Context) -> Tensor:
-        records = tuple(chain_records(context.model, activation_grad, self.start))
+        records = tuple(ops.chain_records(context.model, activation_grad, self.start))
         gradients = context.run_pass(Pass(records))
         relevances = context.run_pass(Pass(records, RULES[self.rules]))
 
@@ -118,26 +106,27 @@ class TransAtt(Method):
 
         matrices, *pooled = map(products, records)
         if pooled:
-            row = pad_prefix(pooled[0][0].flatten(1), matrices[0].shape[1])
+            row = ops.pad_prefix(pooled[0][0].flatten(1), matrices[0].shape[1])
         else:
-            row = initial_row(gradients, matrices[0])
-        return rollout(gradients, row, records[0].layers, matrices).to(upcast(gradients.logits))
+            row = ops.initial_row(gradients, matrices[0])
+        return ops.rollout(gradients, row, records[0].layers, matrices).to(upcast(gradients.logits))
 
 
-class CheferRelevance(Method):
-    """A map read from one walk with Chefer's rules, in float64 until it is a map."""
+class Relevance(Method):
+    """A map read from one walk, in float64 until it is a map."""
+
+    def attribution(self, cache: ActivationCache) -> Tensor:
+        return super().attribution(cache).to(upcast(cache.logits))
+
+
+class CheferRelevance(Relevance):
+    """A map read from one walk with Chefer's rules."""
 
     rules: str
 
     @property
     def composite(self) -> Composite:
         return RULES[self.rules]
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return super().attribution(cache).to(upcast(cache.logits))
-
-    def __post_init__(self) -> None:
-        check_choice("rules", self.rules, tuple(RULES))
 
 
 @register_method(
@@ -181,12 +170,10 @@ class PartialLRP(CheferRelevance):
     """
 
     layer: int = -1
-    rules: str = "original"
+    rules: str = choice("original", *RULES)
 
-    def records(self, model: VisionModel) -> Sequence[Record]:
-        if model.pooling.uses_attention and resolve_layer(model, self.layer) == model.depth - 1:
-            return pooling_records(model, relevant_row)
-        return [Record(attention_point(model), relevant_row, (self.layer,))]
+    def records(self, model: VisionModel) -> list[Record]:
+        return ops.row_records(model, relevant_row, self.layer)
 
 
 @register_method(
@@ -226,18 +213,13 @@ class LRPRollout(CheferRelevance):
     """
 
     start: int = 0
-    rules: str = "ours"
+    rules: str = choice("ours", *RULES)
 
     def records(self, model: VisionModel) -> list[Record]:
-        return chain_records(model, relevant, self.start)
+        return ops.chain_records(model, relevant, self.start)
 
     def attribution(self, cache: ActivationCache) -> Tensor:
-        return rollout_of(cache, self.records(cache.model)).to(upcast(cache.logits))
-
-
-def summed(a: Activation) -> Tensor:
-    """Relevance of pixels summed over channels, of tokens over their width."""
-    return a.grad.sum(dim=1 if a.grad.ndim == 4 else -1)
+        return ops.rollout_of(cache, self.records(cache.model)).to(upcast(cache.logits))
 
 
 @register_method(
@@ -278,11 +260,26 @@ class FullLRP(CheferRelevance):
     torch.Size([128, 128])
     """
 
-    rules: str = "original"
+    rules: str = choice("original", *RULES)
     grid = "pixel"
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [Record("pixels", summed)]
+        return [Record("pixels", summed_gradient)]
+
+
+class TokensOrPixels(Relevance):
+    """A map of the tokens that enter a block, or of the pixels."""
+
+    reduce: ClassVar[Reduce]
+    at: str
+    layer: int
+
+    @property
+    def grid(self) -> str:  # type: ignore[override]
+        return "pixel" if self.at == "pixels" else "token"
+
+    def records(self, model: VisionModel) -> list[Record]:
+        return [Record("resid_pre" if self.at == "tokens" else "pixels", type(self).reduce, (self.layer,))]
 
 
 @register_method(
@@ -293,7 +290,7 @@ class FullLRP(CheferRelevance):
     presets={name: {"rules": name, "at": "pixels"} for name in COMPOSITES},
 )
 @dataclass(frozen=True)
-class LRP(Method):
+class LRP(TokensOrPixels):
     r"""Relevance by rules of one's own choice, at the tokens that enter a block or at the pixels.
 
     .. math:: R_i = \sum_j \frac{x_i \rho(W)_{ji}}{\sum_k x_k \rho(W)_{jk}} R_j
@@ -340,45 +337,17 @@ class LRP(Method):
     """
 
     rules: str = ""
-    at: str = "tokens"
+    at: str = choice("tokens", "pixels")
     layer: int = 0
+    reduce = summed_gradient
 
     def __post_init__(self) -> None:
-        check_choice("at", self.at, ("tokens", "pixels"))
+        super().__post_init__()
         composed(self.rules)
-
-    @property
-    def grid(self) -> str:  # type: ignore[override]
-        return "pixel" if self.at == "pixels" else "token"
-
-    def records(self, model: VisionModel) -> list[Record]:
-        return [Record("resid_pre" if self.at == "tokens" else "pixels", summed, (self.layer,))]
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
         usual = DEFAULTS if model.has_residual_stream else COMPOSITES["epsilon_plus_flat"]
         return (Pass(tuple(self.records(model)), composed(self.rules, usual)),)
-
-    def attribution(self, cache: ActivationCache) -> Tensor:
-        return super().attribution(cache).to(upcast(cache.logits))
-
-
-class GradientLRP(Method):
-    """Input times gradient under a table of rules: at the tokens that enter a block, or at the pixels."""
-
-    at: str
-    layer: int
-
-    def __post_init__(self) -> None:
-        check_choice("at", self.at, ("tokens", "pixels"))
-
-    @property
-    def grid(self) -> str:  # type: ignore[override]
-        return "pixel" if self.at == "pixels" else "token"
-
-    def records(self, model: VisionModel) -> list[Record]:
-        if self.at == "tokens":
-            return [Record("resid_pre", dot, (self.layer,))]
-        return [Record("pixels", times_gradient)]
 
 
 @register_method(
@@ -390,7 +359,7 @@ class GradientLRP(Method):
     models="transformers",
 )
 @dataclass(frozen=True)
-class ConservativeLRP(GradientLRP):
+class ConservativeLRP(TokensOrPixels):
     r"""Input times gradient with the attention weights and the deviations of the norms held constant.
 
     .. math:: R_j = \sum_d x_{jd} \, \frac{\partial s}{\partial x_{jd}}
@@ -424,15 +393,11 @@ class ConservativeLRP(GradientLRP):
     torch.Size([16, 16])
     """
 
-    gelu: str = "plain"
-    mean: str = "flows"
-    at: str = "tokens"
+    gelu: str = choice("plain", "identity")
+    mean: str = choice("flows", "held")
+    at: str = choice("tokens", "pixels")
     layer: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("gelu", self.gelu, ("plain", "identity"))
-        check_choice("mean", self.mean, ("flows", "held"))
+    reduce = times_gradient
 
     @property
     def composite(self) -> Composite:
@@ -441,7 +406,7 @@ class ConservativeLRP(GradientLRP):
 
 @register_method("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
 @dataclass(frozen=True)
-class AttnLRP(GradientLRP):
+class AttnLRP(TokensOrPixels):
     r"""Relevance through everything, queries and keys included, as input times gradient with four local edits.
 
     .. math:: R_j = \sum_d x_{jd} \, \frac{\partial s}{\partial x_{jd}}
@@ -472,6 +437,7 @@ class AttnLRP(GradientLRP):
     torch.Size([16, 16])
     """
 
-    at: str = "tokens"
+    at: str = choice("tokens", "pixels")
     layer: int = 0
+    reduce = times_gradient
     composite = ATTNLRP

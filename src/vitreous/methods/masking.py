@@ -14,16 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
-from vitreous.methods.ops import gaussian_kernel
+from vitreous.methods import ops
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, Pass, Record, Target, activation_value, upcast
 from vitreous.tracing.runner import refuse_not_finite
-
-__all__ = [
-    "FILLS", "TOKENS", "DistinctScores", "fill_inputs", "first_patches", "logits_of_inputs", "logits_of_subsets",
-    "mask_inputs", "painter", "refuse_undroppable", "score_copies", "score_distinct", "score_rows", "score_subsets",
-    "side_cells",
-]  # fmt: skip
 
 FILLS = ("own", "zero", "mean", "blur")
 """What is painted over hidden patches: the mean colour of each of them, 0 in normalised space (the mean colour of the
@@ -34,6 +28,9 @@ TOKENS = Record("resid_pre", activation_value, (0,), grad=False)
 
 Rows = Callable[[int, int], Tensor]
 """``(start, stop) -> logits [stop - start, classes]``: runs the model on some of many changed copies."""
+
+Logits = Callable[[Tensor, Tensor], Tensor]
+"""``(images [k], changes [k, ...]) -> logits [k, classes]``: runs each of these images with its change."""
 
 _BLUR_RADIUS, _BLUR_SIGMA = 5, 5.0
 _MOST_SHARED = 2**30  # bytes of logits that are kept for the other classes of a comparison
@@ -81,9 +78,7 @@ def _run_rows(context: Context, count: int, logits: Rows, half: bool, target: Ta
     return results
 
 
-def score_copies(
-    context: Context, count: int, logits: Callable[[Tensor, Tensor], Tensor], output: str | None = None, key: Any = None
-) -> Tensor:
+def score_copies(context: Context, count: int, logits: Logits, output: str | None = None, key: Any = None) -> Tensor:
     """Return the score ``[B, count]`` of each of ``count`` copies of each image: ``logits(images [k], copies [k])``.
 
     Neighbouring copies of all images run together, so that a mask which serves all images is made once. Cost: ``count``
@@ -104,9 +99,15 @@ def logits_of_inputs(model: VisionModel, inputs: Tensor) -> Tensor:
     return model.forward_head(model.forward_blocks(model.embed(inputs.to(model.dtype))))
 
 
-def logits_of_subsets(model: VisionModel, tokens: Tensor, subsets: Tensor) -> Tensor:
-    """Return the logits of tokens ``[k, N, D]`` of which only the prefix and patches ``subsets [k, n]`` are run."""
-    return model.forward_head(model.forward_blocks(model.select_tokens(tokens, subsets), keep=subsets))
+def dropped_logits(context: Context) -> Logits:
+    """Return what runs images with only some of their patches, ``subsets [k, n]``, and the prefix."""
+    model = context.model
+    (tokens,) = context.run_pass(Pass((TOKENS,)))[TOKENS]
+
+    def logits(images: Tensor, subsets: Tensor) -> Tensor:
+        return model.forward_head(model.forward_blocks(model.select_tokens(tokens[images], subsets), keep=subsets))
+
+    return logits
 
 
 def refuse_undroppable(name: str, model: VisionModel) -> None:
@@ -124,9 +125,7 @@ class DistinctScores(NamedTuple):
     row: Tensor
 
 
-def score_distinct(
-    context: Context, subsets: Tensor, logits: Callable[[Tensor, Tensor], Tensor], output: str, half: bool
-) -> DistinctScores:
+def score_distinct(context: Context, subsets: Tensor, logits: Logits, output: str, half: bool) -> DistinctScores:
     """Score the subsets of each image, ``[B, S, k]``, equal ones once: ``logits(images [r], subsets [r, k])``."""
     image = torch.arange(len(subsets), device=subsets.device).repeat_interleave(subsets.shape[1])
     rows = torch.cat([image.unsqueeze(1), subsets.flatten(0, 1)], dim=1)
@@ -150,27 +149,24 @@ def score_subsets(
     """
     model, visible = context.model, visible.to(context.inputs.device)
     if not drop:
-        paint = painter(context, name, fill)
-
-        def painted(images: Tensor, copies: Tensor) -> Tensor:
-            return logits_of_inputs(model, paint(images, visible[copies]))
-
-        return score_copies(context, len(visible), painted, output, key)
+        painted = painted_logits(context, name, fill)
+        return score_copies(context, len(visible), lambda images, rows: painted(images, visible[rows]), output, key)
     refuse_undroppable(f"{name}(drop=true)", model)
-    (tokens,) = context.run_pass(Pass((TOKENS,)))[TOKENS]
-    sizes = visible.sum(dim=1)
-    if bool((sizes == 0).any()) and _reads_patches(model):
+    sizes, prefix = visible.sum(dim=1), model.num_prefix_tokens
+    reads_patches = prefix == 0 or any(rows.start >= prefix for rows in model.pooling.rows)
+    if reads_patches and bool((sizes == 0).any()):
         raise ModelError(
             f"{name}: {model.name} reads its answer from the patches, so that it cannot leave all of them out; "
             "use drop=false"
         )
+    dropped = dropped_logits(context)
     scores, order = [], []
     for size in sorted(set(sizes.tolist())):
         rows = (sizes == size).nonzero().flatten()
         subsets = first_patches(visible[rows], size)
 
         def logits(images: Tensor, copies: Tensor, subsets: Tensor = subsets) -> Tensor:
-            return logits_of_subsets(model, tokens[images], subsets[copies])
+            return dropped(images, subsets[copies])
 
         scores.append(score_copies(context, len(rows), logits, output, None if key is None else (key, size)))
         order.append(rows)
@@ -183,25 +179,20 @@ def first_patches(values: Tensor, count: int) -> Tensor:
     return values.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
-def _reads_patches(model: VisionModel) -> bool:
-    prefix = model.num_prefix_tokens
-    return prefix == 0 or any(rows.start >= prefix for rows in model.pooling.rows)
-
-
-def painter(context: Context, name: str, fill: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what paints over patches that are not visible: ``(images [k], visible [k, n]) -> inputs [k, ...]``."""
+def painted_logits(context: Context, name: str, fill: str) -> Logits:
+    """Return what runs images with those patches painted over that are not ``visible [k, n]``."""
     inputs, filled = context.inputs, fill_inputs(context, name, fill)
     prefix, grid = context.model.num_prefix_tokens, context.model.grid(inputs)
 
-    def paint(images: Tensor, visible: Tensor) -> Tensor:
+    def logits(images: Tensor, visible: Tensor) -> Tensor:
         if inputs.ndim == 3:
             mask = F.pad(visible, (prefix, 0), value=True).unsqueeze(2)
         else:
             rows, columns = (side_cells(*side).to(visible.device) for side in zip(inputs.shape[2:], grid, strict=True))
             mask = visible[:, rows[:, None] * grid[1] + columns].unsqueeze(1)
-        return torch.where(mask, inputs[images], filled[images])
+        return logits_of_inputs(context.model, torch.where(mask, inputs[images], filled[images]))
 
-    return paint
+    return logits
 
 
 def side_cells(size: int, cells: int) -> Tensor:
@@ -242,7 +233,7 @@ def _blurred(name: str, images: Tensor) -> Tensor:
     radius, channels = _BLUR_RADIUS, images.shape[1]
     if min(images.shape[2:]) <= radius:
         raise ModelError(f"{name}: fill=blur needs images of more than {radius} pixels, got {list(images.shape[2:])}")
-    kernel = gaussian_kernel(_BLUR_SIGMA, radius).to(images)
+    kernel = ops.gaussian_kernel(_BLUR_SIGMA, radius).to(images)
     padded = F.pad(images, (radius,) * 4, mode="reflect")
     rows = F.conv2d(padded, kernel.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
     return F.conv2d(rows, kernel.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)

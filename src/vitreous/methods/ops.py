@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,10 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import Activation, ActivationCache, Record, Reduce, resolve_layer
+from vitreous.tracing import Activation, ActivationCache, Context, Record, Reduce, resolve_layer
+from vitreous.tracing.memory import budget_bytes, in_parts
 
+T = TypeVar("T")
 SMALL = 1e-30
 """What a sum that is zero is divided by, so that nothing divided by nothing is nothing."""
 
@@ -78,6 +81,13 @@ def pooling_records(model: VisionModel, reduce: Reduce, grad: bool = True) -> li
     return [Record("pool_weights", reduce, grad=grad)] if model.pooling.uses_attention else []
 
 
+def row_records(model: VisionModel, reduce: Reduce, layer: int, grad: bool = True) -> list[Record]:
+    """Return the record of a row of one block's attention; in place of the last block's, that of attention pooling."""
+    if model.pooling.uses_attention and resolve_layer(model, layer) == model.depth - 1:
+        return pooling_records(model, reduce, grad)
+    return [Record(attention_point(model), reduce, (layer,), grad)]
+
+
 def chain_records(model: VisionModel, reduce: Reduce, start: int = 0, grad: bool = True) -> list[Record]:
     """Return the records of a chain of attention: the matrices of the blocks from ``start`` on, and the pooling."""
     layers = tuple(range(resolve_layer(model, start), model.depth))
@@ -107,9 +117,7 @@ def pad_prefix(row: Tensor, tokens: int) -> Tensor:
 
 def row_times(row: Tensor, matrix: Tensor, windows: Windows | None = None) -> Tensor:
     """``r M`` for rows ``[B, N]`` and matrices ``[B, N, N]``, or ``[B, W, t, t]`` inside windows."""
-    if windows is None:
-        return torch.bmm(row.unsqueeze(1), matrix).squeeze(1)
-    return windows.paste(torch.matmul(windows.cut(row).unsqueeze(-2), matrix).squeeze(-2))
+    return rows_times(row.unsqueeze(1), matrix, windows).squeeze(1)
 
 
 def rows_times(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
@@ -266,6 +274,12 @@ def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
     values = values.contiguous()
     ordered = values.sort(dim=-1).values
     return torch.searchsorted(ordered, values), torch.searchsorted(ordered, values, right=True)
+
+
+def run_in_parts(context: Context, work: Callable[[int, int], T], total: int, bytes_of_one: float) -> list[T]:
+    """Return ``work(start, stop)`` over ``0 .. total``, in parts of what fits into the memory of a context."""
+    budget = budget_bytes(context.inputs.device, context.memory_gb)
+    return in_parts(work, total, max(1, int(budget / bytes_of_one)))
 
 
 def divide(maps: Tensor, sizes: Tensor) -> Tensor:

@@ -9,26 +9,12 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MapError, ModelError, SpecError
+from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, computed
-from vitreous.methods.masking import (
-    FILLS,
-    TOKENS,
-    DistinctScores,
-    first_patches,
-    logits_of_inputs,
-    logits_of_subsets,
-    painter,
-    refuse_undroppable,
-    score_distinct,
-)  # fmt: skip
-from vitreous.methods.ops import resize_map
+from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice, check_intervals
 from vitreous.tracing import VALUES, ActivationCache, Context, Pass, Record, activation_value, upcast
-from vitreous.tracing.memory import budget_bytes, in_parts
-
-__all__ = ["Refine", "Regression", "TIS", "centroids", "regress"]
 
 _TOLERANCE = 1e-4  # the total squared shift of all centroids of a set below which it is finished
 _CHECK_EVERY = 10
@@ -125,15 +111,11 @@ class TIS(Method):
     torch.Size([16, 16])
     """
 
-    masks: int = 1024
-    ratio: float = 0.5
-    output: str = "prob"
+    masks: int = number(1024, "[1, inf)")
+    ratio: float = number(0.5, "(0, 1]")
+    output: str = choice("prob", *VALUES)
     half: bool = False
-    iterations: int = 100
-
-    def __post_init__(self) -> None:
-        check_choice("output", self.output, VALUES)
-        check_intervals(self, masks="[1, inf)", ratio="(0, 1]", iterations="[0, inf)")
+    iterations: int = number(100, "[0, inf)")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -143,21 +125,17 @@ class TIS(Method):
         return 1 + self.masks
 
     def records(self, model: VisionModel) -> list[Record]:
-        refuse_undroppable("tis", model)
-        return [TOKENS, Record("resid_post", activation_value, tuple(range(model.depth)), grad=False)]
+        masking.refuse_undroppable("tis", model)
+        return [masking.TOKENS, Record("resid_post", activation_value, tuple(range(model.depth)), grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        model, cache = context.model, self.record(context)
+        cache = self.record(context)
         height, width = cache.grid
         size = int(self.ratio * height * width)
         if size < 1:
             raise ModelError(f"tis: ratio={self.ratio} of {height} x {width} patches is less than one patch")
-        (tokens,) = cache[TOKENS]
-
-        def logits(images: Tensor, subsets: Tensor) -> Tensor:
-            return logits_of_subsets(model, tokens[images], subsets)
-
-        samples = score_distinct(context, self._choose_samples(context, cache, size), logits, self.output, self.half)
+        subsets = self._choose_samples(context, cache, size)
+        samples = masking.score_distinct(context, subsets, masking.dropped_logits(context), self.output, self.half)
         means, share = _mean_over_samples(samples, height * width)
         extras = {"kept": share.reshape(-1, height, width)}
         if means.shape[1] > 1:
@@ -175,15 +153,14 @@ class TIS(Method):
             patches = [upcast(output[start:stop, context.model.num_prefix_tokens :]) for output in outputs]
             channels = torch.cat(patches, dim=2).transpose(1, 2).contiguous()  # [b, L D, n]
             centres = centroids(channels, first[start:stop].to(channels.device), self.iterations)
-            return first_patches(centres, size).sort(dim=2).values
+            return masking.first_patches(centres, size).sort(dim=2).values
 
         # distances, their lowest and the assignment of each row exist at the same time
         bytes_per_image = 3 * rows * masks * upcast(outputs[0][:0]).element_size()
-        step = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_per_image))
-        return torch.cat(in_parts(part, len(context.inputs), step))
+        return torch.cat(ops.run_in_parts(context, part, len(context.inputs), bytes_per_image))
 
 
-def _mean_over_samples(samples: DistinctScores, patches: int) -> tuple[Tensor, Tensor]:
+def _mean_over_samples(samples: masking.DistinctScores, patches: int) -> tuple[Tensor, Tensor]:
     """Return the mean score of the samples with each patch, and the share ``[B, n]`` of samples that have it.
 
     The means ``[B, 1 or 3, n]`` are those of all samples, of the even ones and of the odd ones.
@@ -278,24 +255,22 @@ class Refine(BaseWrapper):
     spread: float = 0.0
     pairs: bool = True
     ridge: float | None = 1.0
-    doubt: float = 0.0
-    output: str = "prob"
+    doubt: float = number(0.0, "[0, inf)")
+    output: str = choice("prob", *VALUES)
     half: bool = False
     drop: bool | None = None
-    fill: str = "own"
+    fill: str = choice("own", *masking.FILLS)
     grid = "token"
     class_specific = True
 
     def __post_init__(self) -> None:
-        check_choice("output", self.output, VALUES)
-        check_choice("fill", self.fill, FILLS)
+        super().__post_init__()
         if self.masks < 8 or self.masks % 4:
             raise SpecError(f"masks={self.masks} must be at least 8, and a multiple of 4")
         if not 0 < self.ratio < 1 or not 0 <= self.spread < min(self.ratio, 1 - self.ratio):
             raise SpecError(f"ratio={self.ratio}, spread={self.spread} must leave shares between 0 and 1")
         if self.ridge is not None and not self.ridge > 0:
             raise SpecError(f"ridge={self.ridge} must be above 0; none chooses it for every image")
-        check_intervals(self, doubt="[0, inf)")
 
     @property
     def cost(self) -> tuple[float, float]:
@@ -306,18 +281,18 @@ class Refine(BaseWrapper):
         return self.base.num_forwards(model) + self.masks
 
     def passes(self, model: VisionModel) -> tuple[Pass, ...]:
-        own = (Pass((TOKENS,)),) if self._drops(model) else ()
+        own = (Pass((masking.TOKENS,)),) if self._drops(model) else ()
         return *own, *self.base.passes(model)
 
     def _drops(self, model: VisionModel) -> bool:
         """Whether tokens leave the sequence."""
         if self.drop:
-            refuse_undroppable(f"{self.info.name}(drop=true)", model)
+            masking.refuse_undroppable(f"{self.info.name}(drop=true)", model)
         return model.can_drop_tokens if self.drop is None else self.drop
 
     def compute(self, context: Context) -> Attribution:
         shape = context.model.grid(context.inputs)
-        prior = resize_map(computed(context, self.base).map, shape).flatten(1).double()
+        prior = ops.resize_map(computed(context, self.base).map, shape).flatten(1).double()
         if not torch.isfinite(prior).all():
             raise MapError(f"{self.base.spec} gave values that are not finite, inside {self.info.name}")
         visible, scores = self._sample(context, shape[0] * shape[1])
@@ -362,39 +337,33 @@ class Refine(BaseWrapper):
 
     def _score(self, context: Context, visible: Tensor) -> Tensor:
         """Return the score of every subset ``[B, masks]``; those of one length together, where tokens are left out."""
-        model = context.model
-        if not self._drops(model):
-            paint = painter(context, self.info.name, self.fill)
+        if not self._drops(context.model):
+            paint = masking.painted_logits(context, self.info.name, self.fill)
 
             def painted(images: Tensor, subsets: Tensor) -> Tensor:
-                return logits_of_inputs(model, paint(images, subsets.bool()))
+                return paint(images, subsets.bool())
 
-            distinct = score_distinct(context, visible.long(), painted, self.output, self.half)
+            distinct = masking.score_distinct(context, visible.long(), painted, self.output, self.half)
             return distinct.scores.double()[distinct.row]
-        (tokens,) = context.run_pass(Pass((TOKENS,)))[TOKENS]
-
-        def dropped(images: Tensor, subsets: Tensor) -> Tensor:
-            return logits_of_subsets(model, tokens[images], subsets)
-
+        dropped = masking.dropped_logits(context)
         scores = visible.new_zeros(visible.shape[:2], dtype=torch.float64)
         counts = visible[0].sum(dim=1)  # the same for all images
         for count in sorted(set(counts.tolist())):
             rows = (counts == count).nonzero().flatten()
-            subsets = first_patches(visible[:, rows], count)
-            distinct = score_distinct(context, subsets, dropped, self.output, self.half)
+            subsets = masking.first_patches(visible[:, rows], count)
+            distinct = masking.score_distinct(context, subsets, dropped, self.output, self.half)
             scores[:, rows] = distinct.scores.double()[distinct.row]
         return scores
 
     def _regress(self, context: Context, visible: Tensor, scores: Tensor, prior: Tensor) -> Regression:
         """Regress image by image, as many at once as memory allows."""
         bytes_per_image = 8 * visible.shape[2] * (4 * visible.shape[1] + 4 * visible.shape[2])
-        step = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_per_image))
 
         def part(start: int, stop: int) -> Regression:
             cut = slice(start, stop)
             return regress(visible[cut].double(), scores[cut], prior[cut], self.ridge, self.doubt)
 
-        parts = in_parts(part, len(visible), step)
+        parts = ops.run_in_parts(context, part, len(visible), bytes_per_image)
         return Regression(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 

@@ -6,7 +6,6 @@ matrices of the heads, so that ``H x N x N x D`` numbers never exist.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vitreous.errors import ModelError, SpecError
+from vitreous.errors import ModelError
+from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod
-from vitreous.methods.ops import head_mean, pooling_records, rollout_of, row_times
+from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import Norm, VisionModel, Weights
 from vitreous.models.shared_copy import rounding
@@ -220,18 +220,6 @@ class Row:
         return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in block.model.pooling.rows]).sum(dim=0)
 
 
-class ValueWeighted(LayerwiseMethod):
-    """A method with one matrix per block; the map of a layer is the row of it that the model reads."""
-
-    @property
-    @abstractmethod
-    def measure(self) -> Measure:
-        """The entry ``[i, j]`` of the matrix: what token j brings to token i."""
-
-    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("block", Row(self.measure), tuple(layers), grad=False)]
-
-
 @register_method(
     "attin",
     family="decomposition",
@@ -241,7 +229,7 @@ class ValueWeighted(LayerwiseMethod):
     models="ViT",
 )
 @dataclass(frozen=True)
-class AttentionInputNorm(ValueWeighted):
+class AttentionInputNorm(LayerwiseMethod):
     r"""The length of what attention brings of each token, in one block.
 
     .. math:: M_j = \Bigl\lVert \sum_h A_{h, \mathrm{CLS}, j} P_h v_{hj} \Bigr\rVert_2
@@ -276,33 +264,36 @@ class AttentionInputNorm(ValueWeighted):
     layer: int = -1
     residual: bool = False
 
-    @property
-    def measure(self) -> Measure:
-        return brought_or_kept if self.residual else brought
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("block", Row(brought_or_kept if self.residual else brought), tuple(layers), grad=False)]
 
 
-class ValueWeightedRollout(ValueWeighted):
-    """``r <- residual r + (1 - residual) r M_l`` from the last block down to ``start``."""
+class ValueWeightedRollout(LayerwiseMethod):
+    """``r <- residual r + (1 - residual) r M_l`` from the last block down to ``start``.
+
+    The entry ``[i, j]`` of the matrix of a block is what token j brings to token i; the map of a layer is the row of it
+    that the model reads.
+    """
 
     start: int
     residual: float
+    measure: ClassVar[Measure]
     keeps_scale: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.residual < 1:
-            raise SpecError(f"residual={self.residual} must be at least 0 and below 1")
 
     def records(self, model: VisionModel) -> list[Record]:
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
-        matrices = Record("block", Matrix(self.measure), layers, grad=False)
-        return [matrices, *pooling_records(model, head_mean, grad=False)]
+        matrices = Record("block", Matrix(type(self).measure), layers, grad=False)
+        return [matrices, *ops.pooling_records(model, ops.head_mean, grad=False)]
+
+    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
+        return [Record("block", Row(type(self).measure), tuple(layers), grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
-            row = self.residual * row + (1 - self.residual) * row_times(row, matrix)
+            row = self.residual * row + (1 - self.residual) * ops.row_times(row, matrix)
             return row if self.keeps_scale else row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
 
-        return rollout_of(cache, self.records(cache.model), step)
+        return ops.rollout_of(cache, self.records(cache.model), step)
 
 
 @register_method(
@@ -347,11 +338,8 @@ class AttentionInputNormRollout(ValueWeightedRollout):
     """
 
     start: int = 0
-    residual: float = 0.5
-
-    @property
-    def measure(self) -> Measure:
-        return brought_share
+    residual: float = number(0.5, "[0, 1)")
+    measure = brought_share
 
 
 @register_method(
@@ -398,12 +386,9 @@ class GlobEnc(ValueWeightedRollout):
     """
 
     start: int = 0
-    residual: float = 0.0
+    residual: float = number(0.0, "[0, 1)")
     keeps_scale = False
-
-    @property
-    def measure(self) -> Measure:
-        return through_block
+    measure = through_block
 
 
 @register_method(
@@ -452,8 +437,5 @@ class ALTI(ValueWeightedRollout):
     """
 
     start: int = 0
-    residual: float = 0.0
-
-    @property
-    def measure(self) -> Measure:
-        return agreed
+    residual: float = number(0.0, "[0, 1)")
+    measure = agreed

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import SpecError, TargetError
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, checked_attribution, prepare, to_grid
+from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.registry import check_choice
 from vitreous.tracing import Context, ContrastContexts, Target, upcast
-from vitreous.tracing.memory import budget_bytes
-
-__all__ = ["VAR"]
 
 _TIE = 1e-6
 """By how much q must exceed 1 / K for maps of the size one; smaller maps give smaller differences, and smaller ties."""
@@ -89,12 +87,12 @@ class VAR(BaseWrapper):
 
     base: Method
     classes: str | int = "top:2"
-    preset: str = "paper"
+    preset: str = choice("paper", *_PRESETS)
     normalise: bool = False
     upsample: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("preset", self.preset, tuple(_PRESETS))
+        super().__post_init__()
         if not isinstance(self.classes, str | int):
             raise SpecError(f"classes={self.classes!r} is neither a text such as 'lynx,cougar' nor an index")
         if not self.base.class_specific:
@@ -129,11 +127,12 @@ class VAR(BaseWrapper):
         pixels = self.grid == "pixel" or self._compares_pixels(context)
         height, width = context.inputs.shape[-2:] if pixels else context.model.grid(context.inputs)
         bytes_per_image = 8 * self._count * height * width * 4  # base maps, their copy, shares and their sources
-        step = max(1, int(budget_bytes(context.inputs.device, context.memory_gb) / bytes_per_image))
-        if step >= len(context.inputs):
-            return self._compare(context)
-        starts = range(0, len(context.inputs), step)
-        return _joined([self._compare(context.slice_images(start, start + step)) for start in starts])
+
+        def part(start: int, stop: int) -> Attribution:
+            is_all = stop - start == len(context.inputs)
+            return self._compare(context if is_all else context.slice_images(start, stop))
+
+        return _joined(ops.run_in_parts(context, part, len(context.inputs), bytes_per_image))
 
     def _compare(self, context: Context) -> Attribution:
         choice = self._choice(context.model, context.requested_target)
@@ -204,6 +203,8 @@ class VAR(BaseWrapper):
 
 def _joined(parts: Sequence[Attribution]) -> Attribution:
     """Put the maps of some images after each other; an image may have fewer classes than others."""
+    if len(parts) == 1:
+        return parts[0]
     slots = max(part.extras["classes"].shape[1] for part in parts)
     extras = {}
     for name, empty in (("distribution", 0.0), ("maps", 0.0), ("classes", -1)):
