@@ -20,7 +20,7 @@ from zoo import look_at
 @pytest.fixture
 def planted(monkeypatch):
     """A base whose maps are written down: one for each class."""
-    monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
+    monkeypatch.setattr(registry.REGISTRY, "by_name", dict(registry.REGISTRY.by_name))
     tables: dict[str, Tensor] = {}
 
     @vt.register_method("planted", family="test")

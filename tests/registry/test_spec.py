@@ -205,9 +205,9 @@ def test_third_parties_join_by_entry_points(monkeypatch):
 
     offered = lambda group: [Entry()] if group == "vitreous.methods" else []  # noqa: E731
     monkeypatch.setattr("vitreous.registry.registry.entry_points", offered)
-    monkeypatch.setattr(registry.SHELF, "complete", False)
-    monkeypatch.setattr(registry.SHELF, "by_name", dict(registry.SHELF.by_name))
-    monkeypatch.setattr(registry.SHELF, "aliases", dict(registry.SHELF.aliases))
+    monkeypatch.setattr(registry.REGISTRY, "complete", False)
+    monkeypatch.setattr(registry.REGISTRY, "by_name", dict(registry.REGISTRY.by_name))
+    monkeypatch.setattr(registry.REGISTRY, "aliases", dict(registry.REGISTRY.aliases))
     assert vt.get_method("three").info.summary == "Three everywhere."
     assert "three" in [info.name for info in vt.list_methods()]
 

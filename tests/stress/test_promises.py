@@ -184,7 +184,7 @@ def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
         shelf.all()
     assert shelf.all() == []
-    monkeypatch.setattr(registry.SHELF, "complete", False)
+    monkeypatch.setattr(registry.REGISTRY, "complete", False)
     listed = run("methods")
     assert listed.code == 0
     assert "generic" in listed.out

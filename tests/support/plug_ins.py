@@ -86,6 +86,6 @@ class PlugIns:
         }
         for name in own:
             del sys.modules[name]
-        for shelf in (methods.SHELF, metrics.REGISTRY):
+        for shelf in (methods.REGISTRY, metrics.REGISTRY):
             for name in [name for name, info in shelf.by_name.items() if info.factory.__module__ in own]:
                 del shelf.by_name[name]

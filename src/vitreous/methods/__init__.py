@@ -28,20 +28,16 @@ from vitreous.methods import (  # noqa: F401  # isort: skip
 from vitreous.methods.base import Attribution, Method, compute_attributions, to_grid
 from vitreous.methods.effort_levels import recommended_method, resolve_method
 from vitreous.methods.registry import MethodInfo, get_method, list_methods, register_method
-from vitreous.registry import Paper
-from vitreous.tracing import resolve_layer
 
 __all__ = [
     "Attribution",
     "MethodInfo",
     "Method",
-    "Paper",
     "compute_attributions",
     "recommended_method",
     "resolve_method",
     "get_method",
     "list_methods",
     "register_method",
-    "resolve_layer",
     "to_grid",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,17 +16,54 @@ from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import AttentionRow, mean_rows
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.registry import check_choice
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_value
 
 
-@register_method(
+def positive_row(a: Activation) -> Tensor:
+    """The row of ``mean_h (A * dA)+`` that the model reads."""
+    return mean_rows(a.model, lambda weights, slopes: (weights * slopes).clamp_(min=0), a.value, a.grad)
+
+
+def positive_mean(a: Activation) -> Tensor:
+    """``(mean_h A * dA)+``: heads averaged before the clamp."""
+    return (a.value * a.grad).mean(dim=-3).clamp_(min=0)
+
+
+def positive_received(a: Activation) -> Tensor:
+    """``mean_h mean_queries A (dA)+``: what each token receives."""
+    return _token_mean((a.value * a.grad).clamp_(min=0), -2)
+
+
+def positive_given(a: Activation) -> Tensor:
+    """``mean_h mean_keys A (dA)+``: what each token gives."""
+    return _token_mean((a.value * a.grad).clamp_(min=0), -1)
+
+
+def positive_gradient_received(a: Activation) -> Tensor:
+    """``mean_h mean_queries (dA)+``."""
+    return _token_mean(a.grad.clamp(min=0), -2)
+
+
+def _token_mean(values: Tensor, axis: int) -> Tensor:
+    """The mean over heads and one token axis; inside windows its sum, of which the cache makes a mean over all."""
+    return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
+
+
+def score_gradient(a: Activation) -> Tensor:
+    """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
+    return a.value * (a.grad - (a.value * a.grad).sum(dim=-1, keepdim=True))
+
+
+_AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_given, "row": positive_row}
+
+_register = partial(register_method, family="attention x gradient", models="transformers")
+
+
+@_register(
     "generic",
-    family="attention x gradient",
     papers=("chefer2021generic",),
     aliases=("chefer2", "genatt", "transformer_mm"),
     presets={"bt": {"clamp": "after"}},
-    models="transformers",
 )
 @dataclass(frozen=True)
 class Generic(LayerwiseMethod):
@@ -79,12 +117,10 @@ class Generic(LayerwiseMethod):
         return [Record(ops.attention_point(model), positive_row, tuple(layers))]
 
 
-@register_method(
+@_register(
     "grad_rollout",
-    family="attention x gradient",
     builds_on=("abnar2020quantifying", "chefer2021transformer"),
     presets={"vit_explain": {"discard": 0.9, "released": True}},
-    models="transformers",
 )
 @dataclass(frozen=True)
 class GradientRollout(Method):
@@ -162,7 +198,7 @@ def head_weighted(a: Activation) -> Tensor:
     return mean_rows(a.model, weighted, a.value, a.grad)
 
 
-@register_method("attgrad", family="attention x gradient", papers=("mehri2024skipplus",), models="transformers")
+@_register("attgrad", papers=("mehri2024skipplus",))
 @dataclass(frozen=True)
 class AttentionGradient(AttentionRow):
     r"""The gradient of one block's attention, averaged over heads.
@@ -190,7 +226,7 @@ class AttentionGradient(AttentionRow):
     reduce = gradient_row
 
 
-@register_method("attcam", family="attention x gradient", papers=("chefer2021transformer",), models="transformers")
+@_register("attcam", papers=("chefer2021transformer",))
 @dataclass(frozen=True)
 class AttentionCAM(AttentionRow):
     r"""Grad-CAM with the heads of one attention map as channels.
@@ -224,13 +260,7 @@ class AttentionCAM(AttentionRow):
     reduce = head_weighted
 
 
-@register_method(
-    "gradsam",
-    family="attention x gradient",
-    papers=("barkan2021gradsam", "mehri2024skipplus"),
-    presets={"plus": {"reduce": "row"}},
-    models="transformers",
-)
+@_register("gradsam", papers=("barkan2021gradsam", "mehri2024skipplus"), presets={"plus": {"reduce": "row"}})
 @dataclass(frozen=True)
 class GradSAM(Method):
     r"""Attention times its positive gradient, averaged over blocks, heads and one token axis.
@@ -259,10 +289,7 @@ class GradSAM(Method):
     torch.Size([16, 16])
     """
 
-    reduce: str = "queries"
-
-    def __post_init__(self) -> None:
-        check_choice("reduce", self.reduce, tuple(_AXES))
+    reduce: str = choice("queries", *_AXES)
 
     def records(self, model: VisionModel) -> list[Record]:
         return [Record(ops.attention_point(model), _AXES[self.reduce], tuple(range(model.depth)))]
@@ -277,9 +304,7 @@ class GradSAM(Method):
         return cache.tokens_to_grid(torch.stack(terms).mean(dim=0))
 
 
-@register_method(
-    "legrad", family="attention x gradient", papers=("bousselham2024legrad",), cost=(2, 1), models="transformers"
-)
+@_register("legrad", papers=("bousselham2024legrad",), cost=(2, 1))
 @dataclass(frozen=True)
 class LeGrad(Method):
     r"""The positive gradient of each block's own class score with respect to its attention.
@@ -333,41 +358,3 @@ class LeGrad(Method):
 
     def _layers(self, model: VisionModel) -> tuple[int, ...]:
         return tuple(model.stages[-1] if model.stages else range(model.depth))[-self.last :]
-
-
-def positive_row(a: Activation) -> Tensor:
-    """The row of ``mean_h (A * dA)+`` that the model reads."""
-    return mean_rows(a.model, lambda weights, slopes: (weights * slopes).clamp_(min=0), a.value, a.grad)
-
-
-def positive_mean(a: Activation) -> Tensor:
-    """``(mean_h A * dA)+``: heads averaged before the clamp."""
-    return (a.value * a.grad).mean(dim=-3).clamp_(min=0)
-
-
-def positive_received(a: Activation) -> Tensor:
-    """``mean_h mean_queries A (dA)+``: what each token receives."""
-    return _token_mean((a.value * a.grad).clamp_(min=0), -2)
-
-
-def positive_given(a: Activation) -> Tensor:
-    """``mean_h mean_keys A (dA)+``: what each token gives."""
-    return _token_mean((a.value * a.grad).clamp_(min=0), -1)
-
-
-def positive_gradient_received(a: Activation) -> Tensor:
-    """``mean_h mean_queries (dA)+``."""
-    return _token_mean(a.grad.clamp(min=0), -2)
-
-
-def _token_mean(values: Tensor, axis: int) -> Tensor:
-    """The mean over heads and one token axis; inside windows its sum, of which the cache makes a mean over all."""
-    return values.mean(dim=(-3, axis)) if values.ndim == 4 else values.mean(dim=-3).sum(dim=axis)
-
-
-def score_gradient(a: Activation) -> Tensor:
-    """The gradient with respect to the scores before the softmax: ``A * (dA - rowsum(A * dA))``."""
-    return a.value * (a.grad - (a.value * a.grad).sum(dim=-1, keepdim=True))
-
-
-_AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_given, "row": positive_row}

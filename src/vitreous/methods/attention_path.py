@@ -19,17 +19,7 @@ from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import (
-    VALUES,
-    Activation,
-    ActivationCache,
-    Block,
-    Context,
-    Pass,
-    Record,
-    Reduce,
-    resolve_layer,
-)
+from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, Reduce, resolve_layer
 
 
 class Feedback(Method):
@@ -55,10 +45,6 @@ class Feedback(Method):
     """The matrix of a block, and the row of a pooling by attention."""
     grad: ClassVar[bool] = False
 
-    @property
-    def cost(self) -> tuple[float, float]:
-        return self.steps, self.steps
-
     def records(self, model: VisionModel) -> list[Record]:
         return [self.matrices(model), *self._pooling(model), last_gradient(model)]
 
@@ -80,9 +66,14 @@ class Feedback(Method):
         if windows is not None:
             row = self._in_windows(cache, matrices, weights, windows)
             return Attribution(cache.tokens_to_grid(row, record.layers[0]), {})
-        reached = self.follow(cache, self._first_rows(cache, matrices[0][1]), matrices)
+        like, pooling = matrices[0][1], self._pooling(model)
+        if pooling:
+            rows = ops.initial_row(cache, like, pooling).unsqueeze(1)
+        else:
+            rows = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)[rows_read(model)]
+        reached = self.follow(cache, rows.expand(len(like), -1, -1), matrices)
         product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
-        row = product[:, 0] if model.pooling.uses_attention else model.pooling.read(product, dim=1)
+        row = product[:, 0] if pooling else model.pooling.read(product, dim=1)
         return Attribution(cache.tokens_to_grid(row), {})
 
     def follow(self, cache: ActivationCache, rows: Tensor, matrices: Sequence[tuple[int, Tensor]]) -> Tensor:
@@ -112,13 +103,6 @@ class Feedback(Method):
             product = self.follow(cache, rows, matrices) * asked
             parts.append(ops.row_times(read[:, start : start + step], product))
         return torch.stack(parts).sum(dim=0)
-
-    def _first_rows(self, cache: ActivationCache, like: Tensor) -> Tensor:
-        """The rows of the identity that are read, or the one row of a pooling by attention."""
-        if cache.model.pooling.uses_attention:
-            return ops.initial_row(cache, like, self._pooling(cache.model)).unsqueeze(1)
-        identity = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)
-        return identity[rows_read(cache.model)].expand(len(like), -1, -1)
 
 
 def rows_read(model: VisionModel) -> slice:
@@ -152,8 +136,8 @@ def integrated(context: Context, steps: int, output: str | None) -> Tensor:
     Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
     ``t = 0, 1 / (steps - 1) .. 1``; one step is the image itself. The backward ends in the last block.
     """
-    key = (integrated, steps, output)
-    if key not in context.memo:
+
+    def integrate() -> Tensor:
         record = last_gradient(context.model)
         (total,) = context.run_pass(Pass((record,), output=output))[record]
         target = context if output is None else context.with_output(output)
@@ -161,9 +145,9 @@ def integrated(context: Context, steps: int, output: str | None) -> Tensor:
         for points, start, stop in target.batched_copies(scaled_inputs(target, times), len(times)):
             (gradient,) = points.run_pass(Pass((record,)))[record]
             total = total + gradient.reshape(-1, stop - start, *gradient.shape[1:]).sum(dim=1)
-        context.memo[key] = (total / steps).clamp(min=0).mean(dim=-3)
-    weights: Tensor = context.memo[key]
-    return weights
+        return (total / steps).clamp(min=0).mean(dim=-3)
+
+    return ops.compute_once(context, (integrated, steps, output), integrate)
 
 
 def scaled_inputs(context: Context, times: Sequence[float]) -> Callable[[int, int], Tensor]:
@@ -182,7 +166,7 @@ def scaled_inputs(context: Context, times: Sequence[float]) -> Callable[[int, in
     family="path",
     papers=("yuan2021explaining",),
     aliases=("t_attn",),
-    cost=(20, 20),
+    cost=("steps", "steps"),
     cost_note="20 F + 20 B of the last block",
     presets={
         "tis": {"start": 0},
@@ -275,7 +259,7 @@ def by_tokens(block: Block) -> Tensor:
     family="path",
     papers=("chen2023beyond",),
     aliases=("beyond", "bi_attn"),
-    cost=(20, 20),
+    cost=("steps", "steps"),
     cost_note="20 F + 1 B + 19 B of the last block",
     presets={"tis": {"start": 0}, "interpretdl": {"output": "prob"}},
     models="transformers",
@@ -335,7 +319,7 @@ class BidirectionalHeads(Feedback):
     "bt_t",
     family="path",
     papers=("chen2023beyond",),
-    cost=(20, 20),
+    cost=("steps", "steps"),
     cost_note="20 F + 20 B of the last block",
     presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "output": "prob"}},
     models="ViT",

@@ -8,19 +8,19 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
-from vitreous.methods import ops
+from vitreous.methods.ops import compute_once, resize_map
 from vitreous.methods.parameters import check_parameters
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
 from vitreous.registry import check_choice, format_value
-from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, TargetSpec, resolve_layer, upcast
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, Target, TargetSpec, resolve_layer, upcast
 from vitreous.tracing.rules import GRADIENT, Composite
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class Method:
     @property
     def cost(self) -> tuple[float, float]:
         """Forwards and backwards per image."""
-        forwards, backwards = (getattr(self, n) if isinstance(n, str) else n for n in self.info.counts)
-        return forwards, backwards
+        return self.info.cost_of(self)
 
     def num_forwards(self, model: VisionModel) -> float:
         """How many inputs this method runs per image on this model: what a progress bar counts."""
@@ -167,42 +166,6 @@ class Method:
         """Return the map of every image and what else came with it."""
         return Attribution(self.attribution(self.record(context)), {})
 
-    @overload
-    def attribute(
-        self,
-        model: VisionModel | nn.Module,
-        inputs: Tensor,
-        target: TargetSpec = ...,
-        *,
-        contrast: TargetSpec = ...,
-        output: str = ...,
-        grid: str | None = ...,
-        extras: Literal[False] = ...,
-        seed: int = ...,
-        batch_size: int | None = ...,
-        memory_gb: float | None = ...,
-        class_subset: Sequence[int | str] | None = ...,
-        compare_classes: Any = ...,
-    ) -> Tensor: ...
-
-    @overload
-    def attribute(
-        self,
-        model: VisionModel | nn.Module,
-        inputs: Tensor,
-        target: TargetSpec = ...,
-        *,
-        contrast: TargetSpec = ...,
-        output: str = ...,
-        grid: str | None = ...,
-        extras: Literal[True],
-        seed: int = ...,
-        batch_size: int | None = ...,
-        memory_gb: float | None = ...,
-        class_subset: Sequence[int | str] | None = ...,
-        compare_classes: Any = ...,
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-
     def attribute(
         self,
         model: VisionModel | nn.Module,
@@ -218,7 +181,7 @@ class Method:
         memory_gb: float | None = None,
         class_subset: Sequence[int | str] | None = None,
         compare_classes: Any = None,
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    ) -> Any:
         """Return the raw signed map of preprocessed inputs.
 
         Parameters
@@ -334,16 +297,18 @@ class Method:
 class LayerwiseMethod(Method):
     """A method that reads a map at the input of any block from one pass: ``plus`` and ``skipplus`` of it are free."""
 
+    reduce: ClassVar[Reduce]
+    """What the residual stream at the input of a block becomes: one number per token."""
+    grad: ClassVar[bool] = True
+    """Whether that needs the gradient."""
     layer: int = 0
     """The block whose map it is by itself."""
 
-    @property
-    def is_layerwise(self) -> bool:
-        return True
+    is_layerwise = True
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> Sequence[Record]:
-        """Return what has to be recorded for the maps of these layers."""
-        raise NotImplementedError
+        """Return what has to be recorded for the maps of these layers: what ``reduce`` makes of what enters them."""
+        return [Record("resid_pre", type(self).reduce, tuple(layers), self.grad)]
 
     def layer_pass(self, model: VisionModel, layers: Sequence[int]) -> Pass:
         """Return the pass with these records."""
@@ -370,13 +335,12 @@ def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
     """Refuse methods that follow what this model does not have, or that are made of such."""
     if model.attention != "none" or model.has_residual_stream:
         return
-    for method in methods:
-        for part in method.components():
-            if part.models in ("transformers", "ViT"):
-                raise ModelError(
-                    f"{part.info.name} is for transformers: {model.name} has no attention, and no stream of tokens "
-                    f"that all its layers add to; use a method that is for all models, such as gradcam"
-                )
+    for part in (part for method in methods for part in method.components()):
+        if part.models in ("transformers", "ViT"):
+            raise ModelError(
+                f"{part.info.name} is for transformers: {model.name} has no attention, and no stream of tokens that "
+                "all its layers add to; use a method that is for all models, such as gradcam"
+            )
 
 
 def compute_attributions(context: Context, methods: Iterable[Method], check: bool = True) -> list[Attribution]:
@@ -388,13 +352,13 @@ def compute_attributions(context: Context, methods: Iterable[Method], check: boo
     refuse_unfit(methods, context.model)
     with torch.autocast(context.inputs.device.type, enabled=False):  # also what is made of caches keeps its precision
         prepare(context, methods)
-        results = [computed(context, method) for method in methods]
-    attributions = [
-        Attribution(upcast(maps.detach()), {name: extra.detach() for name, extra in extras.items()})
-        for maps, extras in results
-    ]
-    for method, attribution in zip(methods, attributions, strict=True) if check else ():
-        _check(method, attribution.map)
+        results = [compute_shared(context, method) for method in methods]
+    attributions = []
+    for method, (maps, extras) in zip(methods, results, strict=True):
+        maps = upcast(maps.detach())
+        if check:
+            _check(method, maps)
+        attributions.append(Attribution(maps, {name: extra.detach() for name, extra in extras.items()}))
     return attributions
 
 
@@ -405,19 +369,16 @@ def to_grid(maps: Tensor, grid: str | None, model: VisionModel, inputs: Tensor) 
     check_choice("grid", grid, ("token", "pixel"))
     size = tuple(inputs.shape[-2:])
     if grid == "token":
-        return ops.resize_map(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
-    return ops.resize_map(maps, size)
+        return resize_map(maps, model.grid(inputs)) if tuple(maps.shape[-2:]) == size else maps
+    return resize_map(maps, size)
 
 
-def computed(context: Context, method: Method) -> Attribution:
+def compute_shared(context: Context, method: Method) -> Attribution:
     """Return the attribution of a method in a context, computed once however many others are made of it."""
-    if method not in context.memo:
-        context.memo[method] = checked_attribution(context, method)
-    attribution: Attribution = context.memo[method]
-    return attribution
+    return compute_once(context, method, lambda: compute_checked(context, method))
 
 
-def checked_attribution(context: Context, method: Method) -> Attribution:
+def compute_checked(context: Context, method: Method) -> Attribution:
     """Compute a method in a context, and refuse an attribution that is not one map for each of its inputs.
 
     A method of another package must also leave the weights as they are.
@@ -430,9 +391,7 @@ def checked_attribution(context: Context, method: Method) -> Attribution:
         raise MapError(f"{name}: compute must return an Attribution, not {type(answer).__name__}")
     check_maps(name, answer.map, batch)
     if not isinstance(answer.extras, Mapping):
-        raise MapError(
-            f"{name}: the extras of an Attribution are a mapping of names, not {type(answer.extras).__name__}"
-        )
+        raise MapError(f"{name}: extras are a mapping of names to tensors, not {type(answer.extras).__name__}")
     for key, extra in answer.extras.items():
         if not isinstance(extra, Tensor) or extra.ndim == 0 or len(extra) != batch:
             raise MapError(f"{name}: the extra {key!r} is {_shape_text(extra)}, not a tensor of {batch} images")
@@ -445,6 +404,13 @@ def check_maps(name: str, maps: Any, batch: int) -> None:
         raise MapError(f"{name} returned {_shape_text(maps)}; maps are a floating-point tensor [B, h, w]")
     if len(maps) != batch:
         raise MapError(f"{name} returned {len(maps)} maps for {batch} images")
+
+
+def refuse_not_finite(maps: Tensor, base: Method, method: Method) -> Tensor:
+    """Refuse maps of a base that are not finite, where a rank or a weight of 0 would hide it; return the others."""
+    if not torch.isfinite(maps).all():
+        raise MapError(f"{base.spec} gave values that are not finite, inside {method.info.name}")
+    return maps
 
 
 def _shape_text(value: Any) -> str:

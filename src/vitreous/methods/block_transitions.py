@@ -14,16 +14,7 @@ from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, VisionModel
-from vitreous.tracing import (
-    VALUES,
-    Activation,
-    ActivationCache,
-    Block,
-    Context,
-    Pass,
-    Record,
-    activation_value,
-)
+from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, activation_value
 
 _SMALL = 1e-8
 
@@ -162,7 +153,9 @@ class VTranM(Method):
 
     def compute(self, context: Context) -> Attribution:
         cache = self.record(context)
-        return Attribution(self._map(cache), self._extras(cache))
+        rows = zip(("attention", "weights", "mlp_weights"), self._weights(context.model), strict=True)
+        extras = {name: torch.stack([cache.tokens_to_grid(row) for row in cache[rec]], dim=1) for name, rec in rows}
+        return Attribution(self.attribution(cache), extras)
 
     def records(self, model: VisionModel) -> list[Record]:
         return [self._updates(model), *self._weights(model), _LENGTHS, *ops.pooling_records(model, ops.positive)]
@@ -179,7 +172,7 @@ class VTranM(Method):
             Record("block", MLPWeights(*switches), layers, grad=False),
         )
 
-    def _map(self, cache: ActivationCache) -> Tensor:
+    def attribution(self, cache: ActivationCache) -> Tensor:
         updates = cache[self._updates(cache.model)]
         if not self.aggregate:
             row = cache.model.pooling.row(updates[0])
@@ -190,13 +183,6 @@ class VTranM(Method):
         if self.length:
             row = row * cache[_LENGTHS][0]
         return cache.tokens_to_grid(row)
-
-    def _extras(self, cache: ActivationCache) -> dict[str, Tensor]:
-        names = ("attention", "weights", "mlp_weights")
-        return {
-            name: torch.stack([cache.tokens_to_grid(row) for row in cache[record]], dim=1)
-            for name, record in zip(names, self._weights(cache.model), strict=True)
-        }
 
 
 # -- InFlow ----------------------------------------------------------------------------------------------------------

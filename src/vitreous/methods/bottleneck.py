@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from vitreous.errors import MapError, ModelError
 from vitreous.methods import ops
-from vitreous.methods.base import Method
+from vitreous.methods.base import Attribution
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Target, resolve_layer, upcast
+from vitreous.tracing import ActivationCache, Context, Target, resolve_layer, upcast
 from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches
@@ -79,15 +79,6 @@ def layers_of(model: VisionModel, start: int | None, stop: int | None, skip: int
 def last_read_block(model: VisionModel) -> int:
     """Return the last block from whose output patches still reach the class."""
     return model.depth - (2 if model.pooling.kind in ("token", "pair") else 1)
-
-
-def refuse_unread(method: Method, model: VisionModel, layer: int) -> None:
-    """Refuse a layer from whose output no patch reaches the class."""
-    if layer > last_read_block(model):
-        raise MapError(
-            f"{method.info.name}: in {model.name} patches do not reach the class from the output of block {layer}; "
-            f"use a layer below it"
-        )
 
 
 # -- noise and information ---------------------------------------------------------------------------------
@@ -221,22 +212,6 @@ class Objective:
     sigma: float = 0.0
 
 
-class Optimised(NamedTuple):
-    """The information of every token ``[B, N]`` in bits, and the history ``[B, updates, ...]`` by name."""
-
-    bits: Tensor
-    history: dict[str, Tensor]
-
-
-class _Step(NamedTuple):
-    """One forward and backward: gradient ``[B, K, N, C]``, score and hits ``[B]``, information ``[B, layers, N]``."""
-
-    gradient: Tensor
-    score: Tensor
-    hits: Tensor
-    terms: Tensor
-
-
 @dataclass(eq=False)
 class Bottlenecks:
     """Bottlenecks at one hook point of several layers, for a batch of images, each with ratios and Adam of its own.
@@ -248,6 +223,7 @@ class Bottlenecks:
     """
 
     context: Context
+    cache: ActivationCache
     point: str
     layers: Sequence[int]
     tokens: Tensor
@@ -256,49 +232,51 @@ class Bottlenecks:
     target: Target
     objective: Objective
     purpose: str
-    grid: tuple[int, int]
 
     def __post_init__(self) -> None:
         samples, batch = self.objective.samples, self.context.batch
-        self.clean = upcast(self.clean)
+        self.clean, grid = upcast(self.clean), self.cache.grid_at(self.layers[0])
         self.surprise = self.priors[0].surprise(self.clean, self.objective.by_channel)  # of the first: never changes
-        self.blur = Blur.of(self.objective.sigma, self.grid, self.context.model.num_prefix_tokens, self.clean)
+        self.blur = Blur.of(self.objective.sigma, grid, self.context.model.num_prefix_tokens, self.clean)
         self.replicas = self.target.repeat(samples)
         self.inner = InnerBatch(batch - batch % samples if batch > samples else batch)  # whole images where possible
         self.key = self.context.prng_key(self.purpose)
 
-    def optimise(self) -> Optimised:
-        """Return what passes once the ratios have been optimised."""
+    def optimise(self) -> Attribution:
+        """Return the information of every patch in bits, and the history ``[B, updates, ...]`` by name."""
         objective, (batch, tokens, width) = self.objective, self.clean.shape
         shape = batch, len(self.layers) if objective.by_layer else 1, tokens, width if objective.by_channel else 1
         alpha = self.clean.new_full(shape, _ALPHA)
         first = second = torch.zeros_like(alpha)  # Adam, element by element, so that images do not see each other
         steps: list[tuple[Tensor, ...]] = []
         for number in range(objective.updates):
-            step = self._step(alpha, number, True)
-            gradient, terms = step.gradient, step.terms.mean(dim=2)
+            gradient, score, hits, passed = self._step(alpha, number, True)
+            terms = passed.mean(dim=2)
             if objective.every_term:
                 compressed = terms.mean(dim=1)
             else:
                 slope, compressed = self._compression(alpha)
                 gradient[:, 0] += slope
-            steps.append((compressed, step.score, step.hits, terms))
+            steps.append((compressed, score, hits, terms))
             first = torch.lerp(gradient, first, _BETAS[0])
             second = torch.lerp(gradient**2, second, _BETAS[1])
             mean = first / (1 - _BETAS[0] ** (number + 1))
             size = (second / (1 - _BETAS[1] ** (number + 1))).sqrt()
             alpha = alpha - objective.lr * mean / (size + _EPS)
         if objective.every_term:
-            bits = self._step(alpha, objective.updates, False).terms.mean(dim=1)
+            bits = self._step(alpha, objective.updates, False)[-1].mean(dim=1)
         else:
             bits = self._first_information(alpha[:, 0]).mean(dim=-1)
-        history = [torch.stack(values, dim=1) for values in zip(*steps, strict=True)]
-        named = dict(zip(("information", "relevance", "accuracy", "layer_information"), history, strict=True))
+        columns = (torch.stack(values, dim=1) for values in zip(*steps, strict=True))
+        history = dict(zip(("information", "relevance", "accuracy", "layer_information"), columns, strict=True))
         if self.target.classes is None:
-            del named["accuracy"]
-        if named["layer_information"].shape[2] == 0:
-            del named["layer_information"]
-        return Optimised(bits * (width / math.log(2)), named)
+            del history["accuracy"]
+        if history["layer_information"].shape[2] == 0:
+            del history["layer_information"]
+        if objective.half and not torch.isfinite(bits).all():
+            name = self.context.model.name
+            raise MapError(f"{self.purpose}: the information in {name} in float16 is not finite; use half=false")
+        return Attribution(self.cache.tokens_to_grid(bits * (width / math.log(2)), self.layers[0]), history)
 
     def _first_information(self, alpha: Tensor) -> Tensor:
         return self.priors[0].where_active(information(alpha, self.surprise, self.blur))
@@ -311,8 +289,11 @@ class Bottlenecks:
             (gradient,) = torch.autograd.grad(self.objective.beta * bits.sum(), leaf)
         return gradient, bits.detach()
 
-    def _step(self, alpha: Tensor, number: int, backward: bool) -> _Step:
-        """Run all replicas of all images once, in parts that fit into memory."""
+    def _step(self, alpha: Tensor, number: int, backward: bool) -> tuple[Tensor, ...]:
+        """Run all replicas of all images once, in parts that fit into memory.
+
+        Return gradient ``[B, K, N, C]``, score and hits ``[B]``, information ``[B, layers, N]``.
+        """
         batch, samples = len(alpha), self.objective.samples
         total = torch.zeros_like(alpha)
 
@@ -330,11 +311,9 @@ class Bottlenecks:
             self.context.batching.size = self.inner.size
         columns = (torch.cat(column) for column in zip(*results, strict=True))
         means = (column.reshape(batch, samples, *column.shape[1:]).mean(dim=1) for column in columns)
-        return _Step(total / samples, *means)
+        return total / samples, *means
 
-    def _run_replicas(
-        self, alpha: Tensor, number: int, start: int, stop: int, backward: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _run_replicas(self, alpha: Tensor, number: int, start: int, stop: int, backward: bool) -> tuple[Tensor, ...]:
         """Run replicas ``start .. stop - 1``: gradient, score, hit and the information of every layer, row by row."""
         objective = self.objective
         replicas = torch.arange(start, stop, device=alpha.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,7 +47,6 @@ class TokenCAM(FeatureMap, LayerwiseMethod):
     """
 
     at_features: ClassVar[Reduce]
-    at_input: ClassVar[Reduce]
 
     def records(self, model: VisionModel) -> list[Record]:
         return [self.features(model, type(self).at_features), self.features(model, reaches)]
@@ -62,9 +60,6 @@ class TokenCAM(FeatureMap, LayerwiseMethod):
                 f"use point={cache.model.cam_point}"
             )
         return cache.map(features)
-
-    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", type(self).at_input, tuple(layers))]
 
 
 # -- formulas ------------------------------------------------------------------------------------------
@@ -174,7 +169,7 @@ class GradCAM(TokenCAM):
     """
 
     at_features = weighted_by_patches
-    at_input = weighted_by_tokens
+    reduce = weighted_by_tokens
 
 
 @register_method("hirescam", family="CAM", papers=("draelos2020hirescam",))
@@ -209,7 +204,7 @@ class HiResCAM(TokenCAM):
     """
 
     at_features = product
-    at_input = ops.dot
+    reduce = ops.dot
 
 
 @register_method("gradcam_pp", family="CAM", papers=("chattopadhay2018gradcampp",))
@@ -247,7 +242,7 @@ class GradCAMPlusPlus(TokenCAM):
     """
 
     at_features = weighted_by_alpha
-    at_input = weighted_by_alpha
+    reduce = weighted_by_alpha
 
 
 @register_method("xgradcam", family="CAM", papers=("fu2020axiom",))
@@ -282,7 +277,7 @@ class XGradCAM(TokenCAM):
     """
 
     at_features = weighted_by_share
-    at_input = weighted_by_share
+    reduce = weighted_by_share
 
 
 @register_method("xgradcam_plus", family="CAM", papers=("mehri2024skipplus", "fu2020axiom"))
@@ -318,7 +313,7 @@ class XGradCAMPlus(TokenCAM):
     """
 
     at_features = weighted_by_size
-    at_input = weighted_by_size_of_tokens
+    reduce = weighted_by_size_of_tokens
 
 
 @register_method("layercam", family="CAM", papers=("jiang2021layercam",))
@@ -352,7 +347,7 @@ class LayerCAM(TokenCAM):
     """
 
     at_features = positive_gradient
-    at_input = positive_gradient
+    reduce = positive_gradient
 
 
 @register_method("gradcam_elementwise", family="CAM", papers=("gildenblat2021pytorch",))
@@ -386,4 +381,4 @@ class GradCAMElementWise(TokenCAM):
     """
 
     at_features = positive_product
-    at_input = positive_product
+    reduce = positive_product

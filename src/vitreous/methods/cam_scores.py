@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.methods import ops
+from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, LayerwiseMethod
 from vitreous.methods.cam import FeatureMap, TokenCAM
 from vitreous.methods.parameters import number
@@ -95,15 +94,14 @@ class EigenCAM(FeatureMap, LayerwiseMethod):
     """
 
     has_conventional_sign = True
+    reduce = principal
+    grad = False
 
     def records(self, model: VisionModel) -> list[Record]:
         return [self.features(model, principal, grad=False)]
 
     def attribution(self, cache: ActivationCache) -> Tensor:
         return cache.map(*self.records(cache.model))
-
-    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", principal, tuple(layers), grad=False)]
 
 
 @register_method("eigengradcam", family="CAM", papers=("gildenblat2021pytorch", "muhammad2020eigencam"))
@@ -141,7 +139,7 @@ class EigenGradCAM(TokenCAM):
 
     has_conventional_sign = True
     at_features = principal_product
-    at_input = principal_product
+    reduce = principal_product
 
 
 @dataclass(frozen=True)
@@ -217,15 +215,10 @@ class ScoreCAM(ScoredCAM):
 
     def _masked(self, context: Context, features: Tensor) -> Tensor:
         """Return the inputs ``[B, k, ...]`` behind these masks ``[B, k, h, w]``."""
-        inputs = upcast(context.inputs)
-        size = context.inputs.shape[-2:] if inputs.ndim == 4 else context.model.grid(context.inputs)
-        masks = F.interpolate(features, size=size, mode="bilinear", align_corners=True)
+        masks = F.interpolate(features, size=masking.masked_size(context), mode="bilinear", align_corners=True)
         low, top = masks.amin(dim=(2, 3), keepdim=True), masks.amax(dim=(2, 3), keepdim=True)
         masks = (masks - low) / (top - low + 1e-8)
-        if inputs.ndim == 4:
-            return inputs.unsqueeze(1) * masks.unsqueeze(2)
-        factor = F.pad(masks.flatten(2), (context.model.num_prefix_tokens, 0), value=1.0)
-        return inputs.unsqueeze(1) * factor.unsqueeze(3)
+        return masking.mask_inputs(context.model, upcast(context.inputs).unsqueeze(1), masks)
 
 
 @register_method("ablationcam", family="CAM", papers=("desai2020ablationcam",), cost=(768, 0), cost_note="C forwards")
@@ -279,22 +272,15 @@ class AblationCAM(ScoredCAM):
     def _scores(self, context: Context, cache: ActivationCache, channels: int) -> Tensor:
         """Return the scores ``[B, C]`` without each channel; the blocks below are not run again."""
         features, below = self.records(context.model)
-        (tokens,), target = cache[below], context.target.repeat(channels)
-        layer = resolve_layer(context.model, self.layer)
+        (tokens,), layer = cache[below], resolve_layer(context.model, self.layer)
+        rows = torch.arange(len(tokens) * channels, device=tokens.device)
 
-        def part(start: int, stop: int) -> Tensor:
-            rows = torch.arange(start, stop, device=tokens.device)
-            without = Without(rows % channels)
-            with torch.no_grad():
-                logits = logits_with_patches(
-                    context.model, tokens[rows // channels], layer, features.point, {layer: without}
-                )
-            if context.on_progress is not None:
-                context.on_progress(stop - start)
-            return target.slice_images(start, stop).score(logits)
+        def logits(start: int, stop: int) -> Tensor:
+            without = {layer: Without(rows[start:stop] % channels)}
+            inputs = tokens[rows[start:stop] // channels]
+            return logits_with_patches(context.model, inputs, layer, features.point, without)
 
-        scores = context.batching.run(part, len(tokens) * channels)
-        return torch.cat(scores).reshape(len(tokens), channels)
+        return masking.score_rows(context, rows // channels, logits).reshape(len(tokens), channels)
 
 
 @dataclass(frozen=True, eq=False)

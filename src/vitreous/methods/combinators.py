@@ -17,9 +17,9 @@ from vitreous.methods.base import (
     LayerwiseMethod,
     Method,
     check_maps,
-    checked_attribution,
+    compute_checked,
     prepare,
-)  # fmt: skip
+)
 from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
@@ -45,6 +45,7 @@ class LayerSum(BaseWrapper):
     only way for any other base.
     """
 
+    start: int | None
     via: str
     upsample: bool
     combine: str
@@ -52,7 +53,7 @@ class LayerSum(BaseWrapper):
 
     def first(self, model: VisionModel) -> int:
         """Return the lowest start layer."""
-        return 0
+        return resolve_layer(model, self.start or 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,13 +97,13 @@ class LayerSum(BaseWrapper):
         if self.base.has_layer_choice and self.via != "subnetwork":
             moved = [method for layer in layers if (method := self.base.at_layer(context.model, layer)) is not None]
             prepare(context, moved)
-            return [checked_attribution(context, method).map for method in moved]
+            return [compute_checked(context, method).map for method in moved]
         record = Record("resid_pre", activation_value, tuple(layers), grad=False)
         inputs = zip(layers, context.run_pass(Pass((record,)))[record], strict=True)
         subnetworks = [
             context.with_inputs(tokens, context.model.suffix(layer, context.inputs)) for layer, tokens in inputs
         ]
-        return [checked_attribution(subnetwork, self.base).map for subnetwork in subnetworks]
+        return [compute_checked(subnetwork, self.base).map for subnetwork in subnetworks]
 
     def _refuse_multiple(self, terms: Tensor) -> None:
         """Refuse a sum of terms ``[B, L, h, w]`` that are the same but for a factor: it is the base, made slower."""
@@ -171,9 +172,6 @@ class Plus(LayerSum):
     upsample: bool = False
     combine: str = choice("sum", *_COMBINE)
 
-    def first(self, model: VisionModel) -> int:
-        return resolve_layer(model, self.start)
-
 
 @register_method(
     "skipplus", family="combinator", papers=("mehri2024skipplus",), cost_note="base", models="transformers"
@@ -224,7 +222,7 @@ class SkipPlus(LayerSum):
 
     def first(self, model: VisionModel) -> int:
         if self.start is not None:
-            return resolve_layer(model, self.start)
+            return super().first(model)
         return min(model.depth - 1, math.ceil(self.skip * model.depth - 1e-9)) if model.depth > 1 else 0
 
 
@@ -253,6 +251,7 @@ class CAT(LayerSum):
     """
 
     base = InputXGradient()
+    start = 0
     via = "layers"
     upsample = False
     combine = "sum"
@@ -339,7 +338,7 @@ class Smooth(BaseWrapper):
         mean = squares = torch.zeros(())
         halves = ops.HalfMeans()
         for copies, start, stop in context.batched_copies(noisy, self.samples):
-            maps = upcast(checked_attribution(copies, self.base).map)
+            maps = upcast(compute_checked(copies, self.base).map)
             maps = maps.square() if self.kind == "squares" else maps
             part = maps.reshape(len(inputs), stop - start, *maps.shape[1:])
             halves.add(part)
@@ -392,4 +391,4 @@ class LogProb(BaseWrapper):
     def compute(self, context: Context) -> Attribution:
         context = context.with_output("logprob")
         prepare(context, [self.base])
-        return checked_attribution(context, self.base)
+        return compute_checked(context, self.base)

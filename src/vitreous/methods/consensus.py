@@ -9,22 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, SpecError
+from vitreous.errors import SpecError
 from vitreous.methods import ops
-from vitreous.methods.base import Attribution, BaseWrapper, Method, computed, prepare
+from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, prepare, refuse_not_finite
 from vitreous.methods.combinators import LayerSum
 from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import Context, Pass, resolve_layer, upcast
-
-
-def _refuse_not_finite(maps: Tensor, method: Method, outer: Method) -> Tensor:
-    """Refuse values that are not finite where a rank or a weight of 0 would hide them."""
-    if not torch.isfinite(maps).all():
-        raise MapError(f"{method.spec} gave values that are not finite, inside {outer.info.name}")
-    return maps
-
+from vitreous.tracing import Context, Pass, upcast
 
 _SIZES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda maps: maps.abs().amax(dim=(2, 3), keepdim=True),
@@ -101,8 +93,8 @@ class Consensus(BaseWrapper):
     def compute(self, context: Context) -> Attribution:
         prepare(context, self.bases)
         grid = context.model.grid(context.inputs)
-        base_maps = [_refuse_not_finite(upcast(computed(context, base).map), base, self) for base in self.bases]
-        maps = torch.stack([ops.resize_map(base_map, grid) for base_map in base_maps], dim=1)
+        base_maps = [refuse_not_finite(compute_shared(context, base).map, base, self) for base in self.bases]
+        maps = torch.stack([ops.resize_map(upcast(base_map), grid) for base_map in base_maps], dim=1)
         ranks = ops.mean_ranks(maps)
         terms = ops.divide(maps, _SIZES[self.combine](maps)) if self.combine in _SIZES else ranks
         total = (terms * maps.new_tensor(self._normalised_weights()).view(-1, 1, 1)).sum(dim=1)
@@ -163,9 +155,6 @@ class AgreementWeighted(LayerSum):
     upsample: bool = False
     combine = "scaled"
 
-    def first(self, model: VisionModel) -> int:
-        return resolve_layer(model, self.start)
-
     def num_forwards(self, model: VisionModel) -> float:
         return super().num_forwards(model) + self.by.num_forwards(model)
 
@@ -173,9 +162,9 @@ class AgreementWeighted(LayerSum):
         return *super().passes(model), *self.by.passes(model)
 
     def compute(self, context: Context) -> Attribution:
-        terms = _refuse_not_finite(upcast(self.layer_maps(context)), self.base, self)
-        other = ops.resize_map(upcast(computed(context, self.by).map), terms.shape[-2:])
-        weights = agreement(terms, _refuse_not_finite(other, self.by, self), self.power)
+        terms = refuse_not_finite(upcast(self.layer_maps(context)), self.base, self)
+        other = ops.resize_map(upcast(compute_shared(context, self.by).map), terms.shape[-2:])
+        weights = agreement(terms, refuse_not_finite(other, self.by, self), self.power)
         shares = ops.divide(weights, terms.abs().mean(dim=(2, 3)))
         return Attribution((terms * shares[:, :, None, None]).sum(dim=1), {"layers": terms, "weights": weights})
 

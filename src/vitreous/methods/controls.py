@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError
 from vitreous.methods.base import Attribution, Method
+from vitreous.methods.input_gradient import refuse_tokens
 from vitreous.methods.registry import register_method
 from vitreous.tracing import Context, upcast
 
@@ -113,8 +113,7 @@ class Edges(Method):
     grid = "pixel"
 
     def compute(self, context: Context) -> Attribution:
-        if context.inputs.ndim != 4:
-            raise ModelError("edges needs images, not the tokens of a sub-network")
+        refuse_tokens("edges", context)
         grey = F.pad(upcast(context.inputs).mean(dim=1, keepdim=True), (1, 1, 1, 1), mode="replicate")
         kernel = grey.new_tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
         sobel = torch.stack([kernel, kernel.T]).unsqueeze(1)

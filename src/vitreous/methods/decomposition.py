@@ -14,16 +14,8 @@ from vitreous.methods.base import Attribution, LayerwiseMethod
 from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import (
-    Activation,
-    ActivationCache,
-    Context,
-    Record,
-    activation_value,
-    explicit_contributions,
-    resolve_layer,
-    upcast,
-)
+from vitreous.tracing import Activation, ActivationCache, Context, Record, activation_value, resolve_layer, upcast
+from vitreous.tracing.decompose import explicit_contributions
 from vitreous.tracing.rules import LINEARIZED
 
 
@@ -70,18 +62,16 @@ class DecompX(LayerwiseMethod):
     layer: int = 0
     bias: str = choice("none", "token", "absdot")
     composite = LINEARIZED
+    reduce = ops.dot
 
     @property
-    def is_layerwise(self) -> bool:
+    def is_layerwise(self) -> bool:  # type: ignore[override]
         """Spread biases are not: they depend on where the shares start."""
         return self.bias != "absdot"
 
     def num_forwards(self, model: VisionModel) -> float:
         tokens = model.num_prefix_tokens + model.grid()[0] * model.grid()[1]
         return 1.0 if self.bias != "absdot" else 2.0 + tokens
-
-    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", ops.dot, tuple(layers))]
 
     def records(self, model: VisionModel) -> Sequence[Record]:
         if self.bias != "absdot":

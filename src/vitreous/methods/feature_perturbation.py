@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,7 +133,7 @@ class ViTCX(FeatureMap):
         return [self.features(model, activation_value, grad=False)]
 
     def compute(self, context: Context) -> Attribution:
-        batch, size = len(context.inputs), _masked_size(context)
+        batch, size = len(context.inputs), masking.masked_size(context)
         clean = replace(context.target, output=self.output).score(self.record(context).logits)
         masks, scores = self._score_masks(context)
         masked, noisy = scores.view(-1, 2).unbind(dim=1)
@@ -153,7 +153,7 @@ class ViTCX(FeatureMap):
         (features,) = self.records(context.model)
         cache = self.record(context)
         (tokens,) = cache[features]
-        size, tolerance = _masked_size(context), 8 * torch.finfo(upcast(tokens).dtype).eps
+        size, tolerance = masking.masked_size(context), 8 * torch.finfo(upcast(tokens).dtype).eps
         channels = tokens.shape[2]
 
         def part(start: int, stop: int) -> _Masks:
@@ -165,7 +165,9 @@ class ViTCX(FeatureMap):
 
         # distances of channels, their copies and what is picked of them exist at the same time
         parts = ops.run_in_parts(context, part, len(tokens), 6 * channels**2 * 8)
-        return _Masks(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        masks = _Masks(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        context.expect(2 * len(masks.images))
+        return masks
 
     def _score_masks(self, context: Context) -> tuple[_Masks, Tensor]:
         """Return the masks, and the scores ``[2 R]``: through each of them, then with its noise alone.
@@ -173,11 +175,7 @@ class ViTCX(FeatureMap):
         Both serve all classes of a comparison.
         """
         key = replace(self, output="logit")
-        memo: dict[Any, Any] = context.memo if context.shared is None else context.shared
-        if (key, "masks") not in memo:
-            memo[key, "masks"] = self._make_masks(context)
-            context.expect(2 * len(memo[key, "masks"].images))
-        masks: _Masks = memo[key, "masks"]
+        masks = ops.compute_once(context, (key, "masks"), lambda: self._make_masks(context), for_all_classes=True)
         draws = context.prng_key("vit_cx")
 
         def logits(start: int, stop: int) -> Tensor:
@@ -190,7 +188,7 @@ class ViTCX(FeatureMap):
         pairs = slice(start // 2, (stop + 1) // 2)
         images = masks.images[pairs]
         inputs = upcast(context.inputs[images])
-        mask = ops.resize_map(masks.values[pairs].to(inputs), _masked_size(context)).clamp(0, 1)
+        mask = ops.resize_map(masks.values[pairs].to(inputs), masking.masked_size(context)).clamp(0, 1)
         normal = draws.select(images).at(masks.numbers[pairs]).normal(*inputs.shape[1:]).to(inputs)
         complement = 1 - masking.mask_inputs(context.model, torch.ones_like(inputs), mask)
         noise = self.noise * normal * complement
@@ -200,29 +198,16 @@ class ViTCX(FeatureMap):
         return both[start - 2 * pairs.start : stop - 2 * pairs.start]
 
 
-def _masked_size(context: Context) -> tuple[int, int]:
-    """Height and width of what is masked: pixels, or the patches of a sub-network."""
-    if context.inputs.ndim == 4:
-        return context.inputs.shape[-2], context.inputs.shape[-1]
-    return context.model.grid(context.inputs)
-
-
-class _Enlargement(NamedTuple):
+class _Enlargement:
     """What enlarged maps have in common, from the small maps: enlarging is linear, row by row and column by column.
 
     ``rows [H, h]`` and ``columns [W, w]`` are the two matrices of bilinear enlarging. Between two cells a map is
     bilinear, so its extremes are at the first and last pixels there: ``row_ends`` and ``column_ends``.
     """
 
-    rows: Tensor
-    columns: Tensor
-    row_ends: Tensor
-    column_ends: Tensor
-
-    @classmethod
-    def of(cls, maps: Tensor, size: tuple[int, int]) -> _Enlargement:
-        rows, columns = (_bilinear(*sides).to(maps) for sides in zip(maps.shape[-2:], size, strict=True))
-        return cls(rows, columns, _cell_ends(rows), _cell_ends(columns))
+    def __init__(self, maps: Tensor, size: tuple[int, int]) -> None:
+        self.rows, self.columns = (_bilinear(*sides).to(maps) for sides in zip(maps.shape[-2:], size, strict=True))
+        self.row_ends, self.column_ends = _cell_ends(self.rows), _cell_ends(self.columns)
 
     def min_max(self, maps: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
         """Min-max maps ``[B, C, h, w]`` by their enlarged extremes; also return which are not the same everywhere."""
@@ -243,7 +228,7 @@ class _Enlargement(NamedTuple):
 
 def _cluster(channels: Tensor, size: tuple[int, int], threshold: float, tolerance: float) -> tuple[Tensor, Tensor]:
     """Return the masks ``[B, K, h, w]`` of channels ``[B, C, h, w]``, and which of them an image has: ``[B, K]``."""
-    enlargement = _Enlargement.of(channels, size)
+    enlargement = _Enlargement(channels, size)
     maps, varies = enlargement.min_max(channels, tolerance)
     groups = complete_linkage(1 - enlargement.cosines(maps), threshold, varies)
     members = F.one_hot(groups + 1)[:, :, 1:].to(maps).transpose(1, 2)  # [B, K, C], without the group of those left out

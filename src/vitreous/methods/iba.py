@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpecError, TargetError, VitreousError, VitreousWarning
+from vitreous.errors import MapError, ModelError, SpecError, TargetError, VitreousWarning
+from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.bottleneck import (
-    Bottlenecks,
-    Objective,
-    Optimised,
-    Prior,
-    grid_after,
-    last_read_block,
-    layers_of,
-    refuse_unread,
-    stage_of,
-)  # fmt: skip
+from vitreous.methods.bottleneck import Bottlenecks, Objective, Prior, grid_after, last_read_block, layers_of, stage_of
 from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
-from vitreous.tracing import (
-    Activation,
-    ActivationCache,
-    Context,
-    Pass,
-    Record,
-    Target,
-    activation_value,
-    resolve_layer,
-    upcast,
-)
+from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, activation_value, resolve_layer, upcast
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments
 
 _NOISE = 200  # images, where statistics are to come from noise
 _STATS = {"world": f"world:{SCENES}", "own": "own tokens", "noise": f"noise:{_NOISE}"}
-
-
-def token_moments(a: Activation) -> Tensor:
-    """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
-    return torch.stack([a.value.mean(dim=1, keepdim=True), a.value.std(dim=1, keepdim=True)], dim=1)
 
 
 class Bottleneck(Method):
@@ -67,7 +44,7 @@ class Bottleneck(Method):
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
         """Return the layers that get a bottleneck."""
-        raise VitreousError(f"{self.info.name} must define layers")
+        raise NotImplementedError
 
     def point(self, model: VisionModel) -> str:
         """Return the hook point of a block whose statistics are needed."""
@@ -109,7 +86,7 @@ class Bottleneck(Method):
         return [*self.clean_records(model), *([self._own_moments(model)] if self.stats == "own" else [])]
 
     def _own_moments(self, model: VisionModel) -> Record:
-        return Record(self.point(model), token_moments, self.layers(model), grad=False)
+        return Record(self.point(model), ops.token_moments, self.layers(model), grad=False)
 
     def _statistics(self) -> ActivationStats:
         return self.stats if isinstance(self.stats, ActivationStats) else ActivationStats.load(self.stats)
@@ -148,12 +125,8 @@ class Bottleneck(Method):
     def _noise_statistics(self, context: Context) -> ActivationStats:
         if context.inputs.ndim != 4:
             raise ModelError(f"{self.info.name}: statistics of noise need a model of images, not of tokens")
-        total: ActivationStats | None = None
-        for inputs in noise(context.model, _NOISE, context.inputs.shape[-2:], context.seed, min(context.batch, 32)):
-            part = statistics_of(context.model, inputs, "noise")
-            total = part if total is None else total.merge(part)
-        assert total is not None
-        return total
+        batches = noise(context.model, _NOISE, context.inputs.shape[-2:], context.seed, min(context.batch, 32))
+        return reduce(ActivationStats.merge, (statistics_of(context.model, inputs, "noise") for inputs in batches))
 
     def target(self, context: Context) -> Target:
         """Return the target whose score is the relevance: the log-probability, or what a callable says."""
@@ -162,23 +135,25 @@ class Bottleneck(Method):
             raise TargetError(f"{self.info.name} explains the log-probability; output='prob' has no meaning here")
         return replace(target, output="logprob")
 
-    def optimise_layers(self, context: Context) -> list[tuple[Tensor, Optimised]]:
-        """Return the map and all else for one bottleneck at each layer, one optimisation after the other."""
-        model, target, layers = context.model, self.target(context), self.layers(context.model)
-        for layer in layers:
-            refuse_unread(self, model, layer)
-        cache = self.record(context)
+    def optimise_layers(self, context: Context) -> list[Attribution]:
+        """Return the attribution of one bottleneck at each layer, one optimisation after the other."""
+        model, layers = context.model, self.layers(context.model)
+        unread = [layer for layer in layers if layer > last_read_block(model)]
+        if unread:
+            raise MapError(
+                f"{self.info.name}: in {model.name} patches do not reach the class from the output of block "
+                f"{unread[0]}; use a layer below it"
+            )
+        cache, objective, target = self.record(context), self.objective(model), self.target(context)
         outputs = cache[self.clean_records(model)[0]]
-        results = []
         with torch.inference_mode(False):
             priors = self.priors(context, cache, outputs[0])
-            for layer, tokens, prior in zip(layers, outputs, priors, strict=True):
-                after, grid = (layer + 1,), cache.grid_at(layer + 1)  # the input of the next block, or of the head
-                optimised = Bottlenecks(
-                    context, "resid_pre", after, tokens, tokens, (prior,), target, self.objective(model), "iba", grid
+            return [  # at the input of the next block, or of the head
+                Bottlenecks(
+                    context, cache, "resid_pre", (layer + 1,), tokens, tokens, (prior,), target, objective, "iba"
                 ).optimise()
-                results.append((cache.tokens_to_grid(optimised.bits, layer + 1), optimised))
-        return results
+                for layer, tokens, prior in zip(layers, outputs, priors, strict=True)
+            ]
 
 
 @register_method("coiba", family="bottleneck", papers=("hong2025coiba",), cost=(61, 60), revision=2)
@@ -284,21 +259,13 @@ class CoIBA(Bottleneck):
             layers, point = tuple(layer + 1 for layer in layers), "resid_pre"
             if self.damping == "channel" and len({model.embed_dim_at(layer) for layer in layers}) > 1:
                 raise ModelError(f"coiba: blocks of {model.name} differ in their channels; use damping=token")
-        objective = self.objective(
-            model,
-            by_layer=self.ratios == "layer",
-            every_term=self.compress == "layers",
-            watch=self.watch,
-            half=self.half,
-        )
+        by_layer, every_term = self.ratios == "layer", self.compress == "layers"
+        objective = self.objective(model, by_layer=by_layer, every_term=every_term, watch=self.watch, half=self.half)
         with torch.inference_mode(False):
-            priors, grid = self.priors(context, cache, clean), cache.grid_at(layers[0])
-            optimised = Bottlenecks(
-                context, point, layers, tokens, clean, priors, target, objective, "coiba", grid
+            priors = self.priors(context, cache, clean)
+            return Bottlenecks(
+                context, cache, point, layers, tokens, clean, priors, target, objective, "coiba"
             ).optimise()
-        if self.half and not torch.isfinite(optimised.bits).all():
-            raise MapError(f"coiba: the information in {model.name} in float16 is not finite; use half=false")
-        return Attribution(cache.tokens_to_grid(optimised.bits, layers[0]), optimised.history)
 
 
 @register_method("iba", family="bottleneck", papers=("schulz2020iba", "hong2025coiba"), cost=(54, 53), revision=3)
@@ -356,7 +323,7 @@ class IBA(Bottleneck):
     samples: int = number(10, "[1, inf)")
     lr: float = number(1.0, "(0, inf)")
     stats: str | ActivationStats = "world"
-    damping: str = choice("channel", "token")
+    damping: str = choice("channel", "token", "channel")
     sigma: float | None = number(None, "[0, 100]")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
@@ -369,8 +336,8 @@ class IBA(Bottleneck):
         return replace(self, layer=layer) if layer <= last_read_block(model) else None
 
     def compute(self, context: Context) -> Attribution:
-        ((bits, optimised),) = self.optimise_layers(context)
-        return Attribution(bits, optimised.history)
+        (attribution,) = self.optimise_layers(context)
+        return attribution
 
 
 @register_method(
@@ -428,7 +395,7 @@ class IBAStar(Bottleneck):
     samples: int = number(10, "[1, inf)")
     lr: float = number(1.0, "(0, inf)")
     stats: str | ActivationStats = "world"
-    damping: str = choice("channel", "token")
+    damping: str = choice("channel", "token", "channel")
     sigma: float | None = number(None, "[0, 100]")
 
     def layers(self, model: VisionModel) -> tuple[int, ...]:
@@ -443,8 +410,8 @@ class IBAStar(Bottleneck):
         return 1 + self.updates * self.samples * len(self.layers(model))
 
     def compute(self, context: Context) -> Attribution:
-        maps = [bits for bits, _ in self.optimise_layers(context)]
-        if len({map_.shape for map_ in maps}) > 1:
+        maps = [attribution.map for attribution in self.optimise_layers(context)]
+        if len({layer_map.shape for layer_map in maps}) > 1:
             raise ModelError(f"iba_star: blocks {self.layers(context.model)} end on different grids; lower stop")
         layers = torch.stack(maps, dim=1)
         return Attribution(layers.sum(dim=1), {"layers": layers})

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError, TracingError
-from vitreous.methods.base import Attribution, Method, computed
+from vitreous.methods.base import Attribution, Method, compute_shared
 from vitreous.methods.cam import GradCAM
 from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
@@ -285,7 +285,7 @@ class GuidedGradCAM(Method):
 
     def compute(self, context: Context) -> Attribution:
         refuse_tokens(self.info.name, context)
-        guided, cam = (upcast(computed(context, factor).map) for factor in self._factors)
+        guided, cam = (upcast(compute_shared(context, factor).map) for factor in self._factors)
         corners = False if self.enlarge == "bilinear" else None
         size = list(guided.shape[1:])
         enlarged = F.interpolate(cam.relu().unsqueeze(1), size=size, mode=self.enlarge, align_corners=corners)

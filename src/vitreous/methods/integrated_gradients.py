@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, upcast
+from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes
 
 
@@ -360,7 +360,7 @@ class GradientShap(Method):
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
-        count, images = self._baselines(context, inputs)
+        baselines = self._baselines(context, inputs)
         key, shape = context.prng_key("gradient_shap"), inputs.shape[1:]
         means, difference = ops.HalfMeans(), inputs
 
@@ -368,11 +368,7 @@ class GradientShap(Method):
             nonlocal difference
             keys = [key.at(number) for number in range(start, stop)]
             times = torch.stack([key.uniform(1) for key in keys], dim=1).to(inputs)
-            keys_of_baselines = [key.fold_in("background") for key in keys]
-            if images is None:
-                starts = torch.stack([key.normal(*shape) for key in keys_of_baselines], dim=1).to(inputs)
-            else:
-                starts = images(torch.stack([key.below(count) for key in keys_of_baselines], dim=1))
+            starts = baselines([key.fold_in("background") for key in keys])
             ends = inputs.unsqueeze(1)
             if self.sigma > 0:
                 noise = torch.stack([key.fold_in("noise").normal(*shape) for key in keys], dim=1).to(inputs)
@@ -387,17 +383,21 @@ class GradientShap(Method):
         halves = [input_map(context, half) for half in means.halves.unbind(dim=1)]
         return Attribution(input_map(context, means.mean), {"halves": torch.stack(halves, dim=1)})
 
-    def _baselines(self, context: Context, like: Tensor) -> tuple[int, Callable[[Tensor], Tensor] | None]:
-        """Return how many images there are to begin at, and what returns those of some numbers; none for noise."""
+    def _baselines(self, context: Context, like: Tensor) -> Callable[[list[PRNGKey]], Tensor]:
+        """Return what draws a baseline of every image with each of some keys, ``[B, keys, C, H, W]``."""
         if self.background == "normal":
-            return 0, None
+            return lambda keys: torch.stack([key.normal(*like.shape[1:]) for key in keys], dim=1).to(like)
         refuse_tokens(f"gradient_shap(background={self.background})", context)
         if self.background != "scenes":
             images = self._images
-            return len(images), partial(images.inputs, context.model, like)
+            return lambda keys: images.inputs(context.model, like, _draw_below(len(images), keys))
         if like.shape[1] != 3 or len(context.model.preprocess.mean) != 3:
             raise ModelError(
                 f"gradient_shap: {context.model.name} does not take the three channels of a rendered scene"
             )
         scenes = seen_scenes(context.model, like.shape[-2:]).to(like)
-        return SCENES, lambda numbers: scenes[numbers]
+        return lambda keys: scenes[_draw_below(SCENES, keys)]
+
+
+def _draw_below(count: int, keys: list[PRNGKey]) -> Tensor:
+    return torch.stack([key.below(count) for key in keys], dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -15,21 +16,12 @@ from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_rows
 from vitreous.models import VisionModel
-from vitreous.tracing import (
-    Activation,
-    ActivationCache,
-    Composite,
-    Context,
-    Pass,
-    Record,
-    Reduce,
-    activation_grad,
-    upcast,
-)
+from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_grad, upcast
+from vitreous.tracing.rules import Composite
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed
 from vitreous.tracing.rules.gradient import ATTNLRP, conservative
 
-RULES: dict[str, Composite] = {"ours": OURS, "original": ORIGINAL}
+RULES = {"ours": OURS, "original": ORIGINAL}
 
 
 def relevant(a: Activation) -> Tensor:
@@ -42,15 +34,17 @@ def relevant_row(a: Activation) -> Tensor:
     return mean_rows(a.model, lambda relevance: relevance.clamp(min=0), a.grad)
 
 
-@register_method(
+_register = partial(register_method, family="LRP", models="transformers")
+_register_walk = partial(_register, cost_note="1 F + a walk in float64")
+
+
+@_register(
     "transatt",
-    family="LRP",
     papers=("chefer2021transformer",),
     aliases=("chefer1", "t_lrp"),
     cost=(2, 2),
     cost_note="2 F + 1 B + a walk in float64",
     presets={"eval": {"start": 1}, "tis": {"start": 0}},
-    models="transformers",
 )
 @dataclass(frozen=True)
 class TransAtt(Method):
@@ -129,13 +123,8 @@ class CheferRelevance(Relevance):
         return RULES[self.rules]
 
 
-@register_method(
-    "partial_lrp",
-    family="LRP",
-    papers=("chefer2021transformer", "voita2019analyzing"),
-    cost_note="1 F + a walk in float64",
-    presets={"bt": {"rules": "ours"}},
-    models="transformers",
+@_register_walk(
+    "partial_lrp", papers=("chefer2021transformer", "voita2019analyzing"), presets={"bt": {"rules": "ours"}}
 )
 @dataclass(frozen=True)
 class PartialLRP(CheferRelevance):
@@ -176,13 +165,7 @@ class PartialLRP(CheferRelevance):
         return ops.row_records(model, relevant_row, self.layer)
 
 
-@register_method(
-    "lrp_rollout",
-    family="LRP",
-    papers=("chefer2021transformer",),
-    cost_note="1 F + a walk in float64",
-    models="transformers",
-)
+@_register_walk("lrp_rollout", papers=("chefer2021transformer",))
 @dataclass(frozen=True)
 class LRPRollout(CheferRelevance):
     r"""The relevance of attention, multiplied through the blocks.
@@ -222,13 +205,7 @@ class LRPRollout(CheferRelevance):
         return ops.rollout_of(cache, self.records(cache.model)).to(upcast(cache.logits))
 
 
-@register_method(
-    "full_lrp",
-    family="LRP",
-    papers=("chefer2021transformer", "bach2015pixelwise"),
-    cost_note="1 F + a walk in float64",
-    models="transformers",
-)
+@_register_walk("full_lrp", papers=("chefer2021transformer", "bach2015pixelwise"))
 @dataclass(frozen=True)
 class FullLRP(CheferRelevance):
     r"""Relevance down to the pixels.
@@ -282,12 +259,11 @@ class TokensOrPixels(Relevance):
         return [Record("resid_pre" if self.at == "tokens" else "pixels", type(self).reduce, (self.layer,))]
 
 
-@register_method(
+@_register_walk(
     "lrp",
-    family="LRP",
     papers=("bach2015pixelwise",),
-    cost_note="1 F + a walk in float64",
     presets={name: {"rules": name, "at": "pixels"} for name in COMPOSITES},
+    models="all",
 )
 @dataclass(frozen=True)
 class LRP(TokensOrPixels):
@@ -350,13 +326,11 @@ class LRP(TokensOrPixels):
         return (Pass(tuple(self.records(model)), composed(self.rules, usual)),)
 
 
-@register_method(
+@_register(
     "cp_lrp",
-    family="LRP",
     papers=("ali2022xai",),
     aliases=("conservative_lrp",),
     presets={"lxt": {"gelu": "identity"}, "lnargs": {"mean": "held"}},
-    models="transformers",
 )
 @dataclass(frozen=True)
 class ConservativeLRP(TokensOrPixels):
@@ -404,7 +378,7 @@ class ConservativeLRP(TokensOrPixels):
         return conservative(self.gelu == "identity", self.mean == "held")
 
 
-@register_method("attnlrp", family="LRP", papers=("achtibat2024attnlrp",), models="transformers")
+@_register("attnlrp", papers=("achtibat2024attnlrp",))
 @dataclass(frozen=True)
 class AttnLRP(TokensOrPixels):
     r"""Relevance through everything, queries and keys included, as input times gradient with four local edits.

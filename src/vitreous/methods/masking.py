@@ -110,6 +110,13 @@ def dropped_logits(context: Context) -> Logits:
     return logits
 
 
+def token_records(model: VisionModel, name: str, drop: bool) -> list[Record]:
+    """Return the record of what patches are dropped from, where they are; refuse a model that cannot drop them."""
+    if drop:
+        refuse_undroppable(f"{name}(drop=true)", model)
+    return [TOKENS] if drop else []
+
+
 def refuse_undroppable(name: str, model: VisionModel) -> None:
     """Refuse a model that cannot leave tokens out."""
     if not model.can_drop_tokens:
@@ -186,10 +193,10 @@ def painted_logits(context: Context, name: str, fill: str) -> Logits:
 
     def logits(images: Tensor, visible: Tensor) -> Tensor:
         if inputs.ndim == 3:
-            mask = F.pad(visible, (prefix, 0), value=True).unsqueeze(2)
+            mask = F.pad(visible.bool(), (prefix, 0), value=True).unsqueeze(2)
         else:
             rows, columns = (side_cells(*side).to(visible.device) for side in zip(inputs.shape[2:], grid, strict=True))
-            mask = visible[:, rows[:, None] * grid[1] + columns].unsqueeze(1)
+            mask = visible.bool()[:, rows[:, None] * grid[1] + columns].unsqueeze(1)
         return logits_of_inputs(context.model, torch.where(mask, inputs[images], filled[images]))
 
     return logits
@@ -200,11 +207,18 @@ def side_cells(size: int, cells: int) -> Tensor:
     return torch.arange(size) * cells // size
 
 
+def masked_size(context: Context) -> tuple[int, int]:
+    """Return height and width of what is masked: pixels, or the patches of a sub-network."""
+    if context.inputs.ndim == 4:
+        return context.inputs.shape[-2], context.inputs.shape[-1]
+    return context.model.grid(context.inputs)
+
+
 def mask_inputs(model: VisionModel, inputs: Tensor, masks: Tensor) -> Tensor:
-    """Return images ``[k, C, H, W]`` times masks ``[k, H, W]``, or the patches of tokens times masks of their grid."""
-    if inputs.ndim == 4:
-        return inputs * masks.unsqueeze(1)
-    return inputs * F.pad(masks.flatten(1), (model.num_prefix_tokens, 0), value=1.0).unsqueeze(2)
+    """Return images ``[..., C, H, W]`` or tokens ``[..., N, D]`` times masks ``[..., h, w]`` of pixels or patches."""
+    if inputs.ndim > masks.ndim:
+        return inputs * masks.unsqueeze(-3)
+    return inputs * F.pad(masks.flatten(-2), (model.num_prefix_tokens, 0), value=1.0).unsqueeze(-1)
 
 
 def fill_inputs(context: Context, name: str, fill: str) -> Tensor:

@@ -106,9 +106,7 @@ class Occlusion(Method):
         return window_masks(side, window, stride)
 
     def records(self, model: VisionModel) -> list[Record]:
-        if self.drop:
-            masking.refuse_undroppable("occlusion(drop=true)", model)
-        return [masking.TOKENS] if self.drop else []
+        return masking.token_records(model, self.info.name, self.drop)
 
     def compute(self, context: Context) -> Attribution:
         score = context.target.score(context.logits)[:, None]
@@ -202,7 +200,7 @@ class RISE(Method):
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
-        size = (inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else context.model.grid(inputs)
+        size = masking.masked_size(context)
         draw = self._mask_source(context.seed, size, inputs)
 
         def logits(images: Tensor, copies: Tensor) -> Tensor:
@@ -298,7 +296,7 @@ class HSIC(Method):
 
     def compute(self, context: Context) -> Attribution:
         inputs = upcast(context.inputs)
-        size = tuple(inputs.shape[2:]) if inputs.ndim == 4 else context.model.grid(inputs)
+        size = masking.masked_size(context)
         if self.cells > min(size):
             unit = "pixels" if inputs.ndim == 4 else "patches"
             raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import torch
@@ -46,6 +46,11 @@ def positive(a: Activation) -> Tensor:
 def dot(a: Activation) -> Tensor:
     """``sum_d x_d dx_d`` of every token: ``[B, N]``."""
     return (a.value * a.grad).sum(dim=-1)
+
+
+def token_moments(a: Activation) -> Tensor:
+    """Mean and deviation over the tokens of each image, channel by channel: ``[B, 2, 1, D]``."""
+    return torch.stack([a.value.mean(dim=1, keepdim=True), a.value.std(dim=1, keepdim=True)], dim=1)
 
 
 def head_importance(attention: Tensor, gradient: Tensor) -> Tensor:
@@ -132,8 +137,6 @@ def rows_times(rows: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
 
 def unmerged_rows(cache: ActivationCache, rows: Tensor, layer: int) -> Tensor:
     """Bring rows ``[B, R, N]`` over what comes out of a block to what entered it."""
-    if cache.grids[layer] == cache.grids[min(layer + 1, len(cache.grids) - 1)]:
-        return rows
     return cache.unmerged(rows.flatten(0, 1), layer).view(*rows.shape[:2], -1)
 
 
@@ -280,6 +283,15 @@ def run_in_parts(context: Context, work: Callable[[int, int], T], total: int, by
     """Return ``work(start, stop)`` over ``0 .. total``, in parts of what fits into the memory of a context."""
     budget = budget_bytes(context.inputs.device, context.memory_gb)
     return in_parts(work, total, max(1, int(budget / bytes_of_one)))
+
+
+def compute_once(context: Context, key: Hashable, compute: Callable[[], T], for_all_classes: bool = False) -> T:
+    """Return what ``compute`` returns, computed once in a context, or once for all classes that are compared in it."""
+    memo = context.shared if for_all_classes and context.shared is not None else context.memo
+    if key not in memo:
+        memo[key] = compute()
+    result: T = memo[key]
+    return result
 
 
 def divide(maps: Tensor, sizes: Tensor) -> Tensor:

@@ -72,7 +72,11 @@ class MethodInfo:
     @property
     def cost(self) -> tuple[float, float]:
         """Forwards and backwards per image with the usual parameters."""
-        forwards, backwards = (getattr(self.factory, n) if isinstance(n, str) else n for n in self.counts)
+        return self.cost_of(self.factory)
+
+    def cost_of(self, parameters: Any) -> tuple[float, float]:
+        """Return forwards and backwards per image with the parameters of a method."""
+        forwards, backwards = (getattr(parameters, n) if isinstance(n, str) else n for n in self.counts)
         return forwards, backwards
 
     @property
@@ -99,7 +103,7 @@ FAMILIES = (
 )
 """The order of families in tables; families of other packages come last."""
 
-SHELF: Registry[MethodInfo] = Registry("method", "vitreous.methods", FAMILIES, METHOD_SYNONYMS)
+REGISTRY: Registry[MethodInfo] = Registry("method", "vitreous.methods", FAMILIES, METHOD_SYNONYMS)
 
 
 def register_method(
@@ -155,16 +159,11 @@ def register_method(
     def decorate(factory: M) -> M:
         facts = (class_specific, cost, cost_note, presets or {}, slow, revision, models)
         info = MethodInfo(name, family, factory, aliases, find_papers(papers), *facts, find_papers(builds_on))
-        SHELF.add(info)
+        REGISTRY.add(info)
         factory.info = info
         return factory
 
     return decorate
-
-
-def find(name: str) -> MethodInfo:
-    """Return the method called ``name`` or one of its aliases."""
-    return SHELF.find(name)
 
 
 def list_methods() -> list[MethodInfo]:
@@ -180,7 +179,7 @@ def list_methods() -> list[MethodInfo]:
     >>> vt.list_methods()[0].name
     'raw_attention'
     """
-    return SHELF.all()
+    return REGISTRY.all()
 
 
 def get_method(spec: str | Method) -> Method:
@@ -206,5 +205,5 @@ def get_method(spec: str | Method) -> Method:
     >>> vt.get_method("skipplus(decompx)").spec
     'skipplus(decompx)'
     """
-    method: Method = parse_spec(spec, Method, SHELF)
+    method: Method = parse_spec(spec, Method, REGISTRY)
     return method

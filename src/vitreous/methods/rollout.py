@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
-from vitreous.tracing import Activation, ActivationCache, Record, Reduce
+from vitreous.tracing import Activation, ActivationCache, Record
 
 
 class AttentionRow(LayerwiseMethod):
@@ -25,9 +25,6 @@ class AttentionRow(LayerwiseMethod):
     With attention pooling, the last map is that of the pooling itself. Inside windows the map lies on the grid of its
     layer: in a hierarchical model the last block's is the coarsest.
     """
-
-    reduce: ClassVar[Reduce]
-    grad: ClassVar[bool] = True
 
     def records(self, model: VisionModel) -> list[Record]:
         return ops.row_records(model, type(self).reduce, self.layer, self.grad)
@@ -60,14 +57,10 @@ def mean_row(a: Activation) -> Tensor:
     return mean_rows(a.model, lambda weights: weights, a.value)
 
 
-@register_method(
-    "raw_attention",
-    family="attention",
-    papers=("dosovitskiy2021image",),
-    class_specific=False,
-    cost=(1, 0),
-    models="transformers",
-)
+_register = partial(register_method, family="attention", class_specific=False, cost=(1, 0))
+
+
+@_register("raw_attention", papers=("dosovitskiy2021image",), models="transformers")
 @dataclass(frozen=True)
 class RawAttention(AttentionRow):
     r"""The attention of one block, averaged over heads.
@@ -100,12 +93,9 @@ class RawAttention(AttentionRow):
 _FUSIONS = {"mean": ops.head_mean, "max": ops.head_max, "min": ops.head_min}
 
 
-@register_method(
+@_register(
     "rollout",
-    family="attention",
     papers=("abnar2020quantifying",),
-    class_specific=False,
-    cost=(1, 0),
     presets={"vit_explain": {"discard": 0.9, "normalise": "released"}},
     models="transformers",
 )
@@ -169,12 +159,9 @@ class Rollout(LayerwiseMethod):
         return RawAttention().layer_records(model, layers)
 
 
-@register_method(
+@_register(
     "attention_flow",
-    family="attention",
     papers=("abnar2020quantifying",),
-    class_specific=False,
-    cost=(1, 0),
     cost_note="1 F + a max-flow per patch",
     slow=True,
     models="ViT",

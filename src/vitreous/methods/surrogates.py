@@ -116,9 +116,7 @@ class Surrogate(Method):
         return self.samples + self.drop
 
     def records(self, model: VisionModel) -> list[Record]:
-        if self.drop:
-            masking.refuse_undroppable(f"{self.info.name}(drop=true)", model)
-        return [masking.TOKENS] if self.drop else []
+        return masking.token_records(model, self.info.name, self.drop)
 
     def to_map(self, context: Context, weights: Tensor) -> Attribution:
         """Return weights ``[B, n]`` on the grid, in the precision of the model."""

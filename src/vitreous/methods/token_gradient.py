@@ -87,9 +87,7 @@ class InputXGradient(LayerwiseMethod):
     """
 
     layer: int = 0
-
-    def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("resid_pre", ops.dot, tuple(layers))]
+    reduce = ops.dot
 
 
 @register_method("attixg", family="token gradient", papers=("mehri2024skipplus",), models="ViT")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.errors import MapError, ModelError, SpecError
+from vitreous.errors import ModelError, SpecError
 from vitreous.methods import masking, ops
-from vitreous.methods.base import Attribution, BaseWrapper, Method, computed
+from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, refuse_not_finite
 from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
@@ -292,9 +292,8 @@ class Refine(BaseWrapper):
 
     def compute(self, context: Context) -> Attribution:
         shape = context.model.grid(context.inputs)
-        prior = ops.resize_map(computed(context, self.base).map, shape).flatten(1).double()
-        if not torch.isfinite(prior).all():
-            raise MapError(f"{self.base.spec} gave values that are not finite, inside {self.info.name}")
+        base_map = refuse_not_finite(compute_shared(context, self.base).map, self.base, self)
+        prior = ops.resize_map(base_map, shape).flatten(1).double()
         visible, scores = self._sample(context, shape[0] * shape[1])
         result = self._regress(context, visible, scores, prior)
         halves = [self._regress(context, visible[:, i::2], scores[:, i::2], prior).map for i in (0, 1)]
@@ -314,11 +313,12 @@ class Refine(BaseWrapper):
         """Return subsets and scores ``[B, masks]``, drawn and run once for whatever is refined by the same ones."""
         copies = "drop" if self._drops(context.model) else self.fill
         key = ("refine", self.masks, self.ratio, self.spread, self.pairs, self.output, self.half, copies)
-        if key not in context.memo:
+
+        def sample() -> tuple[Tensor, Tensor]:
             visible = self._draw_subsets(context, patches)
-            context.memo[key] = visible, self._score(context, visible)
-        sampled: tuple[Tensor, Tensor] = context.memo[key]
-        return sampled
+            return visible, self._score(context, visible)
+
+        return ops.compute_once(context, key, sample)
 
     def _draw_subsets(self, context: Context, patches: int) -> Tensor:
         """Return which patches every subset has, ``[B, masks, n]``; every other row is one half, with whole pairs."""
@@ -338,11 +338,7 @@ class Refine(BaseWrapper):
     def _score(self, context: Context, visible: Tensor) -> Tensor:
         """Return the score of every subset ``[B, masks]``; those of one length together, where tokens are left out."""
         if not self._drops(context.model):
-            paint = masking.painted_logits(context, self.info.name, self.fill)
-
-            def painted(images: Tensor, subsets: Tensor) -> Tensor:
-                return paint(images, subsets.bool())
-
+            painted = masking.painted_logits(context, self.info.name, self.fill)
             distinct = masking.score_distinct(context, visible.long(), painted, self.output, self.half)
             return distinct.scores.double()[distinct.row]
         dropped = masking.dropped_logits(context)

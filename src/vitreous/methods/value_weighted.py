@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -220,14 +221,10 @@ class Row:
         return torch.stack([self.measure(shares, rows).mean(dim=1) for rows in block.model.pooling.rows]).sum(dim=0)
 
 
-@register_method(
-    "attin",
-    family="decomposition",
-    papers=("kobayashi2020attention", "kobayashi2021incorporating", "mehri2024skipplus"),
-    class_specific=False,
-    cost=(1, 0),
-    models="ViT",
-)
+_register = partial(register_method, family="decomposition", class_specific=False, cost=(1, 0), models="ViT")
+
+
+@_register("attin", papers=("kobayashi2020attention", "kobayashi2021incorporating", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class AttentionInputNorm(LayerwiseMethod):
     r"""The length of what attention brings of each token, in one block.
@@ -296,14 +293,7 @@ class ValueWeightedRollout(LayerwiseMethod):
         return ops.rollout_of(cache, self.records(cache.model), step)
 
 
-@register_method(
-    "attin_rollout",
-    family="decomposition",
-    papers=("kobayashi2020attention", "abnar2020quantifying", "mehri2024skipplus"),
-    class_specific=False,
-    cost=(1, 0),
-    models="ViT",
-)
+@_register("attin_rollout", papers=("kobayashi2020attention", "abnar2020quantifying", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class AttentionInputNormRollout(ValueWeightedRollout):
     r"""The lengths of what attention brings, multiplied through the blocks: AttIN composed with rollout.
@@ -342,14 +332,7 @@ class AttentionInputNormRollout(ValueWeightedRollout):
     measure = brought_share
 
 
-@register_method(
-    "globenc",
-    family="decomposition",
-    papers=("modarressi2022globenc", "mehri2024skipplus"),
-    class_specific=False,
-    cost=(1, 0),
-    models="ViT",
-)
+@_register("globenc", papers=("modarressi2022globenc", "mehri2024skipplus"))
 @dataclass(frozen=True)
 class GlobEnc(ValueWeightedRollout):
     r"""The lengths of all shares of a block, multiplied through the blocks.
@@ -391,15 +374,8 @@ class GlobEnc(ValueWeightedRollout):
     measure = through_block
 
 
-@register_method(
-    "alti",
-    family="decomposition",
-    papers=("ferrando2022measuring", "mehri2024skipplus"),
-    class_specific=False,
-    cost=(1, 0),
-    cost_note="1 F + N x N x D per block",
-    slow=True,
-    models="ViT",
+@_register(
+    "alti", papers=("ferrando2022measuring", "mehri2024skipplus"), cost_note="1 F + N x N x D per block", slow=True
 )
 @dataclass(frozen=True)
 class ALTI(ValueWeightedRollout):

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from vitreous.errors import SpecError, TargetError
 from vitreous.methods import ops
-from vitreous.methods.base import Attribution, BaseWrapper, Method, checked_attribution, prepare, to_grid
+from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_checked, prepare, to_grid
 from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.tracing import Context, ContrastContexts, Target, upcast
+from vitreous.tracing.context import Choose
 
 _TIE = 1e-6
 """By how much q must exceed 1 / K for maps of the size one; smaller maps give smaller differences, and smaller ties."""
@@ -135,11 +136,10 @@ class VAR(BaseWrapper):
         return _joined(ops.run_in_parts(context, part, len(context.inputs), bytes_per_image))
 
     def _compare(self, context: Context) -> Attribution:
-        choice = self._choice(context.model, context.requested_target)
-        contrast = ContrastContexts(context, choice.slots, choice)
+        contrast = ContrastContexts(context, *self._chooser(context.model, context.requested_target))
         prepare(contrast.contexts[0], [self.base])
         classes = contrast.classes
-        class_maps = [checked_attribution(own, self.base).map for own in contrast.contexts[: classes.shape[1]]]
+        class_maps = [compute_checked(own, self.base).map for own in contrast.contexts[: classes.shape[1]]]
         if self._compares_pixels(context):
             class_maps = [to_grid(maps, "pixel", context.model, context.inputs) for maps in class_maps]
         maps = upcast(torch.stack(class_maps, dim=1))
@@ -191,14 +191,51 @@ class VAR(BaseWrapper):
     def _count(self) -> int:
         return 1 + (len(self._words) if self._top is None else self._top)
 
-    def _choice(self, model: VisionModel, target: Target) -> _Choice:
+    def _chooser(self, model: VisionModel, target: Target) -> tuple[int, Choose]:
+        """Return how many classes an image has at most, and what chooses them: the explained one, and others.
+
+        The others are those of the image's own, those that are listed, or the most probable ones and the least probable
+        of those that the softmax has.
+        """
+        top, listed = 0, []
         if target.compare_classes is not None:
-            return _Choice("of each image", own=target.compare_classes.shape[1])
-        if self._top is not None:
+            text, others_at_most = "of each image", target.compare_classes.shape[1]
+        elif self._top is not None:
             top = min(self._top, max(model.num_classes, 2), len(target.class_subset or range(10**6)))
-            return _Choice(str(self.classes), top=top)
-        words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
-        return _Choice(str(self.classes), listed=tuple(model.class_index(word) for word in words))
+            text, others_at_most = str(self.classes), top + 1
+        else:
+            words = [int(word) if re.fullmatch(r"-?\d+", word) else word for word in self._words]
+            listed = [model.class_index(word) for word in words]
+            text, others_at_most = str(self.classes), len(listed)
+
+        def choose(logits: Tensor, explained: Tensor, compare_classes: Tensor | None = None) -> Tensor:
+            excluded = logits == -torch.inf
+            if compare_classes is not None:
+                classes = compare_classes.to(explained.device)
+                others = torch.where(classes < 0, explained.unsqueeze(1), classes)  # again the first: counted once
+            elif top:
+                last = logits.masked_fill(excluded, torch.inf).argmin(dim=1, keepdim=True)
+                others = torch.cat([logits.topk(top, dim=1).indices, last], dim=1)
+            else:
+                others = explained.new_tensor(listed).expand(len(explained), -1)
+            wrong = excluded.gather(1, others)
+            if wrong.any():
+                first = int(others[wrong][0])
+                raise TargetError(f"var: class {first} is not among the classes that the softmax is restricted to")
+            return _distinct(torch.cat([explained.unsqueeze(1), others], dim=1), text)
+
+        return 1 + others_at_most, choose
+
+
+def _distinct(wanted: Tensor, text: str) -> Tensor:
+    """Return the classes ``[B, K]`` of each image once, -1 in what is left of its places; there must be two."""
+    again = (wanted.unsqueeze(2) == wanted.unsqueeze(1)).tril(-1).any(dim=2)
+    chosen = wanted.masked_fill(again, -1).gather(1, again.long().argsort(dim=1, stable=True))
+    alone = (chosen >= 0).sum(dim=1) < 2
+    if alone.any():
+        only = int(chosen[alone][0, 0])
+        raise TargetError(f"var compares at least two classes; classes={text!r} leaves {only} alone")
+    return chosen
 
 
 def _joined(parts: Sequence[Attribution]) -> Attribution:
@@ -212,44 +249,3 @@ def _joined(parts: Sequence[Attribution]) -> Attribution:
         padding = [value.new_full((len(value), slots - value.shape[1], *value.shape[2:]), empty) for value in values]
         extras[name] = torch.cat([torch.cat(pair, dim=1) for pair in zip(values, padding, strict=True)])
     return Attribution(torch.cat([part.map for part in parts]), extras)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """The classes of each image: the explained one, then those ``listed``, its ``own``, or the ``top`` and the last.
-
-    The last is the least probable of those that the softmax has.
-    """
-
-    text: str
-    top: int = 0
-    listed: tuple[int, ...] = ()
-    own: int = 0
-
-    @property
-    def slots(self) -> int:
-        return 1 + (self.own or (self.top + 1 if self.top else len(self.listed)))
-
-    def __call__(self, logits: Tensor, explained: Tensor, compare_classes: Tensor | None = None) -> Tensor:
-        excluded = logits == -torch.inf
-        if self.own and compare_classes is not None:
-            classes = compare_classes.to(explained.device)
-            others = torch.where(classes < 0, explained.unsqueeze(1), classes)  # again the first: counted once
-        elif self.top:
-            last = logits.masked_fill(excluded, torch.inf).argmin(dim=1, keepdim=True)
-            others = torch.cat([logits.topk(self.top, dim=1).indices, last], dim=1)
-        else:
-            others = explained.new_tensor(self.listed).expand(len(explained), -1)
-        wrong = excluded.gather(1, others)
-        if wrong.any():
-            raise TargetError(
-                f"var: class {int(others[wrong][0])} is not among the classes that the softmax is restricted to"
-            )
-        wanted = torch.cat([explained.unsqueeze(1), others], dim=1)
-        again = (wanted.unsqueeze(2) == wanted.unsqueeze(1)).tril(-1).any(dim=2)  # each class once
-        chosen = wanted.masked_fill(again, -1).gather(1, again.long().argsort(dim=1, stable=True))
-        alone = (chosen >= 0).sum(dim=1) < 2
-        if alone.any():
-            only = int(chosen[alone][0, 0])
-            raise TargetError(f"var compares at least two classes; classes={self.text!r} leaves {only} alone")
-        return chosen

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import integrated_gradient, refuse_tokens
+from vitreous.methods.ops import compute_once
 from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.tracing import Context, upcast
@@ -93,12 +94,12 @@ def _edges(image: Floats) -> _Edges:
 def _join(edges: _Edges, label: Ints, sizes: Ints, scale: float | None = None, min_size: int = 0) -> tuple[Ints, Ints]:
     """Join segments edge by edge, by the rule of a ``scale``, or else where one has fewer than ``min_size`` pixels.
 
-    Return the root of each pixel, and the size of the segment of every root. Costs rise, so a segment whose limit has
-    been reached never grows again. Edges that can join nothing any more are left out, a chunk at a time; only the
-    others are gone through one by one.
+    Segments are trees of pixels. Return the root of each pixel, and the size of the segment of every root. Costs rise,
+    so a segment whose limit has been reached never grows again. Edges that can join nothing any more are left out, a
+    chunk at a time; only the others are gone through one by one.
     """
-    forest = _Forest(list(range(len(label))), sizes.tolist(), [scale or 0.0] * len(label))
-    limits = np.array(forest.limit)
+    parent, size, limit = list(range(len(label))), sizes.tolist(), [scale or 0.0] * len(label)
+    limits = np.array(limit)
     for start in range(0, len(edges.cost), _CHUNK):
         chunk = edges.take(slice(start, start + _CHUNK))
         one, other = label[chunk.one], label[chunk.other]
@@ -107,26 +108,8 @@ def _join(edges: _Edges, label: Ints, sizes: Ints, scale: float | None = None, m
         else:
             open_edges = np.minimum(limits[one], limits[other]) > chunk.cost[0]
         live = np.flatnonzero((one != other) & open_edges)
-        joined = forest.join(_Edges(one[live], other[live], chunk.cost[live]), scale, min_size)
-        if joined:
-            label = forest.relabel(joined, label)
-            sizes[joined] = [forest.size[root] for root in joined]
-            limits[joined] = [forest.limit[root] for root in joined]
-    return label, sizes
-
-
-class _Forest(NamedTuple):
-    """Segments as trees of pixels: the parent of every pixel; size and limit of the segment of every root."""
-
-    parent: list[int]
-    size: list[int]
-    limit: list[float]
-
-    def join(self, edges: _Edges, scale: float | None, min_size: int) -> list[int]:
-        """Go through edges one by one; return the roots that changed."""
-        parent, size, limit = self
         joined: list[int] = []
-        for a, b, cost in zip(edges.one.tolist(), edges.other.tolist(), edges.cost.tolist(), strict=True):
+        for a, b, cost in zip(one[live].tolist(), other[live].tolist(), chunk.cost[live].tolist(), strict=True):
             while parent[a] != a:
                 a = parent[a]
             while parent[b] != b:
@@ -139,15 +122,20 @@ class _Forest(NamedTuple):
             size[a] += size[b]
             limit[a] = cost + (scale or 0.0) / size[a]
             joined += (a, b)
-        return joined
+        if joined:
+            label = _relabel(label, parent, joined)
+            sizes[joined] = [size[root] for root in joined]
+            limits[joined] = [limit[root] for root in joined]
+    return label, sizes
 
-    def relabel(self, changed: list[int], label: Ints) -> Ints:
-        """Return the root of every pixel after some roots got another one above them."""
-        above = np.arange(len(label))
-        above[changed] = [self.parent[root] for root in changed]
-        while not np.array_equal(further := above[above], above):
-            above = further
-        return above[label]
+
+def _relabel(label: Ints, parent: list[int], changed: list[int]) -> Ints:
+    """Return the root of every pixel after some roots got another one above them."""
+    above = np.arange(len(label))
+    above[changed] = [parent[root] for root in changed]
+    while not np.array_equal(further := above[above], above):
+        above = further
+    return above[label]
 
 
 # -- the method --------------------------------------------------------------------------------------------
@@ -231,11 +219,11 @@ class XRAI(Method):
 
     def _segments(self, context: Context) -> list[list[Ints]]:
         """Return the labels ``[H, W]`` of every image at every scale; the same for all classes of a comparison."""
-        memo, key = context.memo if context.shared is None else context.shared, ("xrai", self.side, self.min_size)
-        if key not in memo:
-            memo[key] = [_segment_labels(image, self.side, self.min_size) for image in context.inputs.double().cpu()]
-        labels: list[list[Ints]] = memo[key]
-        return labels
+
+        def segments() -> list[list[Ints]]:
+            return [_segment_labels(image, self.side, self.min_size) for image in context.inputs.double().cpu()]
+
+        return compute_once(context, ("xrai", self.side, self.min_size), segments, for_all_classes=True)
 
 
 def _segment_labels(image: Tensor, side: int, min_size: int) -> list[Ints]:
