@@ -71,13 +71,13 @@ def one(matrix: Tensor) -> Tensor:
 
 
 def check_bt_h(slow: Slow, start: int, steps: int) -> None:
-    matrices = [by_heads(*pair) for pair in slow.whole]
+    matrices = [by_heads(*pair) for pair in slow.full_matrices]
     reached = climbed(slow, [matrix + one(matrix) for matrix in matrices[start:]], start)
     close(slow.maps(f"bt_h(start={start}, steps={steps})"), weighed(slow, reached, steps, start))
 
 
 def check_tam(slow: Slow, start: int, steps: int) -> None:
-    *matrices, last = [attention.mean(dim=1) for attention, _ in slow.whole]
+    *matrices, last = [attention.mean(dim=1) for attention, _ in slow.full_matrices]
     below = [matrix + one(matrix) for matrix in matrices[start:]]
     reached = climbed(slow, [*below, last], start)
     close(slow.maps(f"tam(start={start}, steps={steps})"), weighed(slow, reached, steps, start))
@@ -116,7 +116,7 @@ def check_iia(slow: Slow, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return out if calls[0] % 4 else (scale[0] * out.detach()).requires_grad_()
 
     way = [step / steps for step in range(steps + 1)]
-    sums = [torch.zeros_like(attention[:, 0]) for attention, _ in slow.whole]
+    sums = [torch.zeros_like(attention[:, 0]) for attention, _ in slow.full_matrices]
     with monkeypatch.context() as patch:
         patch.setattr(F, "softmax", softmax)
         for t in way:

@@ -72,8 +72,8 @@ def test_a_plain_explain_is_quick() -> None:
         again = vt.explain(model, x, **options)[0]
         assert torch.equal(again.map, unchanged.map)
     choices = ((None, None), (None, "careful"), (METHOD, None))
-    quick, careful, named = (resolve_method(*choice, vt.wrap(model)) for choice in choices)
-    assert careful != quick == named
+    quick, thorough, named = (resolve_method(*choice, vt.wrap(model)) for choice in choices)
+    assert thorough != quick == named
     assert unchanged.caption.startswith("quick: ")
 
 

@@ -159,7 +159,7 @@ def slow_residual(model: Any, x: Tensor, start: Tensor, target: int) -> Tensor:
 
 
 def test_a_residual_block() -> None:
-    model, x = Residual.made(), noise()
+    model, x = Residual.random(), noise()
     actual = vt.get_method("deeplift").attribute(vt.wrap(model, layer="stem"), x, target=2)
     start = torch.zeros(3, 8, 8, dtype=torch.float64)
     for image, shares in zip(x, actual, strict=True):
@@ -290,11 +290,11 @@ class AsModule(nn.Module):
 
     def __init__(self, unchanged: Any) -> None:
         super().__init__()
-        self.plain, self.first, self.second = unchanged, nn.ReLU(), nn.ReLU()
+        self.model, self.first, self.second = unchanged, nn.ReLU(), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.plain.body(self.first(self.plain.stem(x)))
-        return self.plain.fc(self.second(x + self.plain.mixed(x)).mean(dim=(2, 3)))
+        x = self.model.body(self.first(self.model.stem(x)))
+        return self.model.fc(self.second(x + self.model.mixed(x)).mean(dim=(2, 3)))
 
 
 @pytest.mark.parametrize("family", [name for name in RELU if name != "tv_densenet"])

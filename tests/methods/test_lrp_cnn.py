@@ -113,7 +113,7 @@ def slow_residual(model: Any, x: Tensor, target: int, composite: str) -> Tensor:
 @pytest.mark.parametrize("composite", RULES)
 def test_a_residual_block(composite: str, target: int, above: bool) -> None:
     """Two batch norms are folded, one of them beside the shortcut; the sum is shared out by value."""
-    model, x = Residual.made(), noise()
+    model, x = Residual.random(), noise()
     assert bool((model(x)[:, target] > 0).all()) == above
     actual = vt.get_method(f"lrp@{composite}").attribute(vt.wrap(model, layer="stem"), x, target=target)
     for image, arrived in zip(x, actual, strict=True):

@@ -19,7 +19,7 @@ from vitreous.methods.value_weighted import Matrix, Row
 from vitreous.tracing import Block, Context, Pass, Record, Target
 from zoo import EVERY
 
-MEASURES = ("brought", "brought_share", "brought_or_kept", "through_block", "agreed")
+MEASURES = ("weighted_norms", "relative_norms", "norms_with_residual", "norms_after_block", "relative_proximity")
 
 
 def matrices(module: Any, run: reference_vit.Run, layer: int) -> dict[str, Tensor]:
@@ -33,11 +33,11 @@ def matrices(module: Any, run: reference_vit.Run, layer: int) -> dict[str, Tenso
     total = near.sum(dim=-1, keepdim=True)
     agreed = torch.where(total > 0, near / torch.where(total > 0, total, 1), 0)
     return {
-        "brought": moved.norm(dim=-1),
-        "brought_share": moved.norm(dim=-1) / moved.norm(dim=-1).sum(dim=-1, keepdim=True),
-        "brought_or_kept": visible.norm(dim=-1),
-        "through_block": through.norm(dim=-1),
-        "agreed": agreed,
+        "weighted_norms": moved.norm(dim=-1),
+        "relative_norms": moved.norm(dim=-1) / moved.norm(dim=-1).sum(dim=-1, keepdim=True),
+        "norms_with_residual": visible.norm(dim=-1),
+        "norms_after_block": through.norm(dim=-1),
+        "relative_proximity": agreed,
     }
 
 
@@ -106,8 +106,8 @@ def test_single_precision_keeps_four_digits(family: str) -> None:
     """Squares of lengths cancel; what is lost stays small next to the longest share of a row."""
     model: Any = FAMILIES[family]()
     x = images(model, 2)
-    single = visible(model, x, Matrix(mixing.through_block))
-    double = visible(model.double(), x.double(), Matrix(mixing.through_block))
+    single = visible(model, x, Matrix(mixing.norms_after_block))
+    double = visible(model.double(), x.double(), Matrix(mixing.norms_after_block))
     for one, other in zip(single, double, strict=True):
         assert (one - other).abs().max() <= 1e-4 * other.max()
 
@@ -131,13 +131,15 @@ def test_rollouts_equal_the_full_product(family: str, start: int, residual: floa
     x = images(model, 2)
     run = reference_vit.forward(model, x)
     alti = vt.get_method(f"alti(start={start}, residual={residual})").attribute(model, x).flatten(1)
-    torch.testing.assert_close(alti, rolled(family, model, run, "agreed", start, residual), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        alti, rolled(family, model, run, "relative_proximity", start, residual), rtol=0, atol=1e-9
+    )
     attin = vt.get_method(f"attin_rollout(start={start}, residual={residual})").attribute(model, x).flatten(1)
-    expected = rolled(family, model, run, "brought_share", start, residual)
+    expected = rolled(family, model, run, "relative_norms", start, residual)
     torch.testing.assert_close(attin, expected, rtol=0, atol=1e-9)
     if residual == 0:  # a product of lengths is known up to a factor per image
         actual = vt.get_method(f"globenc(start={start})").attribute(model, x).flatten(1)
-        expected = rolled(family, model, run, "through_block", start, residual)
+        expected = rolled(family, model, run, "norms_after_block", start, residual)
         scale = expected.sum(dim=1, keepdim=True) / actual.sum(dim=1, keepdim=True)
         torch.testing.assert_close(actual * scale / expected, torch.ones_like(actual), rtol=1e-8, atol=0)
 
@@ -148,7 +150,7 @@ def test_rows_of_alti_sum_to_one_or_are_zero(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     if model.attention == "windowed":
         pytest.skip("attends inside windows")
-    for matrix in visible(model, images(model, 2), Matrix(mixing.agreed)):
+    for matrix in visible(model, images(model, 2), Matrix(mixing.relative_proximity)):
         total = matrix.sum(dim=-1)
         assert (((total - 1).abs() < 1e-5) | (total == 0)).all()
         assert (matrix >= 0).all()
@@ -163,7 +165,7 @@ def test_other_libraries_agree_with_shares_written_out(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     model.module.double()
     x = images(model, 2)
-    actual = visible(model, x, Matrix(mixing.through_block))
+    actual = visible(model, x, Matrix(mixing.norms_after_block))
     for layer, matrix in enumerate(visible(model, x, explicit_lengths)):
         torch.testing.assert_close(actual[layer], matrix, rtol=0, atol=1e-7)
 
@@ -198,9 +200,9 @@ def test_layer_terms_are_rows_and_cost_nothing_more() -> None:
     model.patch_embed.register_forward_hook(lambda *_: runs.append(1))
     verified(model)
     specs = {
-        "plus(globenc)": "through_block",
-        "plus(alti)": "agreed",
-        "plus(attin(residual=true))": "brought_or_kept",
+        "plus(globenc)": "norms_after_block",
+        "plus(alti)": "relative_proximity",
+        "plus(attin(residual=true))": "norms_with_residual",
     }
     for spec, measure in specs.items():
         runs.clear()
@@ -247,11 +249,11 @@ def test_attin_rollout_is_the_rollout_of_every_block_that_the_protocol_of_skippl
     x = images(model, 2)
     actual = vt.get_method("attin_rollout").attribute(model, x).flatten(1)
     run = reference_vit.forward(model, x)
-    torch.testing.assert_close(actual, rolled("vit", model, run, "brought_share", 0, 0.5), rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual, rolled("vit", model, run, "relative_norms", 0, 0.5), rtol=0, atol=1e-9)
     last = vt.get_method("attin").attribute(model, x).flatten(1)
     assert (actual / actual.sum() - last / last.sum()).abs().max() > 1e-3
     terms = vt.get_method("plus(attin_rollout)").attribute(model, x).flatten(1)
-    rows = [matrices(m, run, layer)["brought_share"][:, 0, 1:] for layer, m in enumerate(model.blocks)]
+    rows = [matrices(m, run, layer)["relative_norms"][:, 0, 1:] for layer, m in enumerate(model.blocks)]
     torch.testing.assert_close(terms, torch.stack(rows).sum(dim=0), rtol=0, atol=1e-7)
 
 

@@ -102,7 +102,7 @@ def test_patches_come_back_from_their_places(grid: tuple[int, int]) -> None:
 
 def test_recursions_from_the_last_block_to_the_first(kind: str) -> None:
     slow = slow_of(kind)
-    pairs = slow.whole
+    pairs = slow.full_matrices
     ones = [torch.eye(a.shape[-1], dtype=torch.float64) for a, _ in pairs]
     gathered = [one + (a * g).clamp(min=0).mean(dim=1) for one, (a, g) in zip(ones, pairs, strict=True)]
     same(slow.maps("generic"), slow.rolled(gathered))
@@ -121,7 +121,7 @@ def test_recursions_from_the_last_block_to_the_first(kind: str) -> None:
 
 def test_recursions_may_start_in_a_later_stage(kind: str) -> None:
     slow = slow_of(kind)
-    pairs = slow.whole
+    pairs = slow.full_matrices
     row = torch.full((2, 1, math.prod(slow.grids[2])), 1 / math.prod(slow.grids[2]), dtype=torch.float64)
     for a, g in reversed(pairs[2:]):
         row = row + row @ (a * g).clamp(min=0).mean(dim=1)
@@ -130,7 +130,7 @@ def test_recursions_may_start_in_a_later_stage(kind: str) -> None:
 
 def test_rows_of_one_block(kind: str) -> None:
     slow = slow_of(kind)
-    pairs = slow.whole
+    pairs = slow.full_matrices
     for layer in (0, 1, 3):
         a, g = pairs[layer]
         grid, places = slow.grids[layer], math.prod(slow.window(layer))
@@ -151,7 +151,7 @@ def test_rows_of_one_block(kind: str) -> None:
 
 def test_grad_sam_brings_every_block_to_the_first_grid(kind: str) -> None:
     slow = slow_of(kind)
-    terms = [(a * g.clamp(min=0)).mean(dim=1) for a, g in slow.whole]
+    terms = [(a * g.clamp(min=0)).mean(dim=1) for a, g in slow.full_matrices]
     received = [slow.on_first(term.mean(dim=1), layer) for layer, term in enumerate(terms)]
     options = [slow.on_first(term.mean(dim=2), layer) for layer, term in enumerate(terms)]
     same(slow.maps("gradsam"), sum(received) / 4)

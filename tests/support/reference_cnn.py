@@ -73,7 +73,7 @@ class Residual(nn.Module):
         return self.fc(self.relu(out).mean(dim=(2, 3)))
 
     @classmethod
-    def made(cls, size: int = 8) -> Any:
+    def random(cls, size: int = 8) -> Any:
         return _random(cls(), size)
 
 

@@ -58,8 +58,8 @@ def hf(size: Any = 32, attention: str = "eager") -> Any:
     kind = transformers.SwinForImageClassification
     if attention == "sdpa" and not getattr(kind, "_supports_sdpa", False):
         pytest.skip(f"transformers {transformers.__version__} has no fused attention for Swin")
-    made = kind._from_config(config, attn_implementation=attention)
-    return seeded(made)
+    model = kind._from_config(config, attn_implementation=attention)
+    return seeded(model)
 
 
 SWINS: dict[str, Callable[[], Any]] = {
@@ -118,7 +118,7 @@ class Slow:
         return found
 
     @cached_property
-    def whole(self) -> list[tuple[Tensor, Tensor]]:
+    def full_matrices(self) -> list[tuple[Tensor, Tensor]]:
         return self.pairs(lambda: self.view.reference_forward(self.x)[:, self.target].sum(), [0, 1, 2, 3])
 
     def folded(self, apart: Tensor, layer: int) -> Tensor:

@@ -34,7 +34,7 @@ def positive_received(a: Activation) -> Tensor:
     return _token_mean((a.value * a.grad).clamp_(min=0), -2)
 
 
-def positive_given(a: Activation) -> Tensor:
+def positive_sent(a: Activation) -> Tensor:
     """``mean_h mean_keys A (dA)+``: what each token gives."""
     return _token_mean((a.value * a.grad).clamp_(min=0), -1)
 
@@ -54,7 +54,7 @@ def score_gradient(a: Activation) -> Tensor:
     return a.value * (a.grad - (a.value * a.grad).sum(dim=-1, keepdim=True))
 
 
-_AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_given, "row": positive_row}
+_AXES: dict[str, Reduce] = {"queries": positive_received, "keys": positive_sent, "row": positive_row}
 
 _register = partial(register_method, family="attention x gradient", models="transformers")
 

@@ -22,7 +22,7 @@ from vitreous.models.structure import Windows
 from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, Reduce, resolve_layer
 
 
-class Feedback(Method):
+class PathWeighted(Method):
     """``W * R`` at the rows that the head reads: what reaches them, weighed by what the class asks of them.
 
     ``R`` follows one matrix per block, ``r <- r + r M_l`` from the last block down to ``start``, as many rows at once
@@ -61,7 +61,7 @@ class Feedback(Method):
         cache = self.record(context)
         record = self.matrices(model)
         matrices = list(zip(reversed(record.layers), reversed(cache[record]), strict=True))
-        weights = integrated(context, self.steps, self.output)
+        weights = path_gradient(context, self.steps, self.output)
         windows = model.windows(model.depth - 1)
         if windows is not None:
             row = self._in_windows(cache, matrices, weights, windows)
@@ -70,9 +70,10 @@ class Feedback(Method):
         if pooling:
             rows = ops.initial_row(cache, like, pooling).unsqueeze(1)
         else:
-            rows = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)[rows_read(model)]
-        reached = self.follow(cache, rows.expand(len(like), -1, -1), matrices)
-        product = reached * F.pad(weights, (reached.shape[2] - weights.shape[2], 0))  # a pooling may see patches only
+            rows = torch.eye(like.shape[1], dtype=like.dtype, device=like.device)[rows_to_read(model)]
+        relevance = self.follow(cache, rows.expand(len(like), -1, -1), matrices)
+        unseen = relevance.shape[2] - weights.shape[2]  # a pooling may see patches only
+        product = relevance * F.pad(weights, (unseen, 0))
         row = product[:, 0] if pooling else model.pooling.read(product, dim=1)
         return Attribution(cache.tokens_to_grid(row), {})
 
@@ -97,15 +98,15 @@ class Feedback(Method):
         parts = []
         for start in range(0, len(identity), step):
             rows = identity[start : start + step].expand(len(like), -1, -1)
-            asked = ops.rows_times(rows, weights, windows)
+            gradients = ops.rows_times(rows, weights, windows)
             for layer in reversed(range(first, last)):
-                asked = ops.unmerged_rows(cache, asked, layer)
-            product = self.follow(cache, rows, matrices) * asked
+                gradients = ops.unmerged_rows(cache, gradients, layer)
+            product = self.follow(cache, rows, matrices) * gradients
             parts.append(ops.row_times(read[:, start : start + step], product))
         return torch.stack(parts).sum(dim=0)
 
 
-def rows_read(model: VisionModel) -> slice:
+def rows_to_read(model: VisionModel) -> slice:
     """The rows from the first one to the last that the head reads."""
     stops = [rows.stop for rows in model.pooling.rows]
     return slice(0, None if None in stops else max(stops))
@@ -119,7 +120,7 @@ def read_gradient(a: Activation) -> Tensor:
     grad = a.grad
     if grad.ndim == 5:
         return grad
-    rows = slice(None) if a.model.pooling.uses_attention else rows_read(a.model)
+    rows = slice(None) if a.model.pooling.uses_attention else rows_to_read(a.model)
     return grad[:, :, rows].clone()
 
 
@@ -130,7 +131,7 @@ def last_gradient(model: VisionModel) -> Record:
     return Record(ops.attention_point(model), read_gradient, (model.depth - 1,))
 
 
-def integrated(context: Context, steps: int, output: str | None) -> Tensor:
+def path_gradient(context: Context, steps: int, output: str | None) -> Tensor:
     """Return ``W = mean_h (mean_t dA(t x))+`` at the rows that are read, ``[B, R, N]``; run once in a context.
 
     Inside windows it is the whole matrix of the last block, ``[B, W, t, t]``.
@@ -147,7 +148,7 @@ def integrated(context: Context, steps: int, output: str | None) -> Tensor:
             total = total + gradient.reshape(-1, stop - start, *gradient.shape[1:]).sum(dim=1)
         return (total / steps).clamp(min=0).mean(dim=-3)
 
-    return ops.compute_once(context, (integrated, steps, output), integrate)
+    return ops.compute_once(context, (path_gradient, steps, output), integrate)
 
 
 def scaled_inputs(context: Context, times: Sequence[float]) -> Callable[[int, int], Tensor]:
@@ -161,22 +162,22 @@ def scaled_inputs(context: Context, times: Sequence[float]) -> Callable[[int, in
     return make
 
 
-@register_method(
+_register = partial(register_method, family="path", cost=("steps", "steps"), models="transformers")
+
+
+@_register(
     "tam",
-    family="path",
     papers=("yuan2021explaining",),
     aliases=("t_attn",),
-    cost=("steps", "steps"),
     cost_note="20 F + 20 B of the last block",
     presets={
         "tis": {"start": 0},
         "inflow": {"start": 0, "twice": True},
         "interpretdl": {"output": "prob"},
     },
-    models="transformers",
 )
 @dataclass(frozen=True)
-class TAM(Feedback):
+class TAM(PathWeighted):
     r"""Attention as the steps of a chain from the class token, weighed by its integrated gradient.
 
     .. math:: s \leftarrow s + s \bar A^{(l)}, \qquad
@@ -254,18 +255,15 @@ def by_tokens(block: Block) -> Tensor:
     return matrix if deviation is None else matrix / deviation
 
 
-@register_method(
+@_register(
     "bt_h",
-    family="path",
     papers=("chen2023beyond",),
     aliases=("beyond", "bi_attn"),
-    cost=("steps", "steps"),
     cost_note="20 F + 1 B + 19 B of the last block",
     presets={"tis": {"start": 0}, "interpretdl": {"output": "prob"}},
-    models="transformers",
 )
 @dataclass(frozen=True)
-class BidirectionalHeads(Feedback):
+class BidirectionalHeads(PathWeighted):
     r"""Attention gathered through the blocks, heads weighed by their gradient, times the integrated gradient.
 
     .. math:: C^{(l)} = \sum_h I_h A^{(l)}_h, \quad
@@ -315,17 +313,15 @@ class BidirectionalHeads(Feedback):
     grad = True
 
 
-@register_method(
+@_register(
     "bt_t",
-    family="path",
     papers=("chen2023beyond",),
-    cost=("steps", "steps"),
     cost_note="20 F + 20 B of the last block",
     presets={"released": {"start": 5}, "tis": {"start": 0}, "interpretdl": {"start": 3, "output": "prob"}},
     models="ViT",
 )
 @dataclass(frozen=True)
-class BidirectionalTokens(Feedback):
+class BidirectionalTokens(PathWeighted):
     r"""Attention gathered through the blocks, tokens weighed by how much is moved, times the integrated gradient.
 
     .. math:: C^{(l)} = \bar A^{(l)} \operatorname{diag} m^{(l)}, \qquad
@@ -369,7 +365,7 @@ class BidirectionalTokens(Feedback):
         return Record("block", by_tokens, super().matrices(model).layers, grad=False)
 
 
-@register_method("iia", family="path", papers=("barkan2023visual",), cost=(36, 36), models="transformers")
+@_register("iia", papers=("barkan2023visual",), cost=(36, 36))
 @dataclass(frozen=True)
 class IIA(Method):
     r"""Rollout of attention times gradient, averaged over a path of images and one of attention.

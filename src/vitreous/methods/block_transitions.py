@@ -188,7 +188,7 @@ class VTranM(Method):
 # -- InFlow ----------------------------------------------------------------------------------------------------------
 
 
-def strongest(a: Activation) -> Tensor:
+def max_weighted_heads(a: Activation) -> Tensor:
     """``max_h I_h A_h``."""
     return (ops.head_importance(a.value, a.grad) * a.value).amax(dim=1)
 
@@ -198,13 +198,13 @@ def gradient_mean(a: Activation) -> Tensor:
     return a.grad.mean(dim=1)
 
 
-def pooled(a: Activation) -> Tensor:
+def pooling_flow(a: Activation) -> Tensor:
     """The same for a pooling by attention, which has no stream beside it: ``(mean_h dA * max_h I_h A_h)+``, sum 1."""
-    flow = (gradient_mean(a) * strongest(a)).clamp_(min=0)
+    flow = (gradient_mean(a) * max_weighted_heads(a)).clamp_(min=0)
     return flow / flow.sum(dim=-1, keepdim=True).clamp(min=ops.SMALL)
 
 
-def branches(block: Block) -> Tensor:
+def branch_shares(block: Block) -> Tensor:
     """``[B, 2, N]``: the part of attention in the middle of a block, and what the MLP makes of each token."""
     stream, middle, output = block.resid_pre, block.resid_mid, block.resid_post
     before, attended, between, mlp = (v.norm(dim=-1) for v in (stream, middle - stream, middle, output - middle))
@@ -257,13 +257,13 @@ class InFlow(Method):
         return 1 + model.depth
 
     def records(self, model: VisionModel) -> list[Record]:
-        return [*self._block_records(model), *ops.pooling_records(model, pooled)]
+        return [*self._block_records(model), *ops.pooling_records(model, pooling_flow)]
 
     def compute(self, context: Context) -> Attribution:
         model = context.model
         cache = self.record(context)
         inputs, fused, parts = (cache[record] for record in self._block_records(model))
-        row = ops.initial_row(cache, fused[0], ops.pooling_records(model, pooled))
+        row = ops.initial_row(cache, fused[0], ops.pooling_records(model, pooling_flow))
         for layer in reversed(range(model.depth)):
             lens = context.with_inputs(inputs[layer], model.logit_lens(layer, per_token=True))
             (gradient,) = lens.run_pass(Pass((_OWN,)))[_OWN]
@@ -278,6 +278,6 @@ class InFlow(Method):
         layers = tuple(range(model.depth))
         return (
             Record("resid_pre", activation_value, layers, grad=False),
-            Record("attn_weights", strongest, layers),
-            Record("block", branches, layers, grad=False),
+            Record("attn_weights", max_weighted_heads, layers),
+            Record("block", branch_shares, layers, grad=False),
         )

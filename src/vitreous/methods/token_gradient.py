@@ -177,7 +177,10 @@ class AttCAT(Method):
 
 def received_terms(point: str, layers: Sequence[int]) -> list[Record]:
     """The records of attention received, and of input times gradient at a hook point."""
-    return [Record("attn_weights", received, tuple(layers), grad=False), Record(point, ops.dot, tuple(layers))]
+    return [
+        Record("attn_weights", attention_received, tuple(layers), grad=False),
+        Record(point, ops.dot, tuple(layers)),
+    ]
 
 
 def received_products(cache: ActivationCache, point: str, layers: Sequence[int]) -> list[Tensor]:
@@ -188,7 +191,7 @@ def received_products(cache: ActivationCache, point: str, layers: Sequence[int])
     ]
 
 
-def received(a: Activation) -> Tensor:
+def attention_received(a: Activation) -> Tensor:
     """``mean_h mean_queries A``: the attention each token receives."""
     return a.value.mean(dim=(1, 2))
 

@@ -45,7 +45,7 @@ class Contributions:
         projection, deviation = head_projection(self.weights, self.attention, self.values)
         if deviation is not None:
             self.attention = self.attention / deviation.unsqueeze(1)
-        self.brought = torch.einsum("bhnd,hkd->bnhk", self.values, projection)  # f: [B, N, H, D]
+        self.transformed = torch.einsum("bhnd,hkd->bnhk", self.values, projection)  # f: [B, N, H, D]
         self._inverse = 1 / self.weights.norm2.deviation(self.middle)  # [B, N, 1]
 
     def lengths(self, rows: slice, residual: bool, through: bool) -> Tensor:
@@ -56,11 +56,11 @@ class Contributions:
         the attention weights of all heads, the squared length is ``a^T (F F^T) a``: one H x H matrix per source.
         """
         attention = self.attention[:, :, rows].permute(0, 3, 2, 1)  # [B, N source, rows, H]
-        squares = _quadratic(attention, self.brought, self.brought)
+        squares = _quadratic(attention, self.transformed, self.transformed)
         if through:
-            normed = self._normed(self.brought)
+            normed = self._normed(self.transformed)
             inverse = self._inverse[:, rows].transpose(1, 2)  # [B, 1, rows]: one deviation per destination
-            squares = squares + 2 * inverse * _quadratic(attention, self.brought, normed)
+            squares = squares + 2 * inverse * _quadratic(attention, self.transformed, normed)
             squares = squares + inverse**2 * _quadratic(attention, normed, normed)
         lengths = squares.clamp_(min=0).sqrt_().transpose(1, 2)
         if residual:
@@ -72,10 +72,10 @@ class Contributions:
     def own(self, through: bool) -> Tensor:
         """``T[i, i]``: ``[B, N, D]``."""
         diagonal = self.attention.diagonal(dim1=-2, dim2=-1)  # [B, H, N]
-        shares = self.input + torch.einsum("bhn,bnhk->bnk", diagonal, self.brought)
+        shares = self.input + torch.einsum("bhn,bnhk->bnk", diagonal, self.transformed)
         return shares + self._normed(shares) * self._inverse if through else shares
 
-    def agreement(self, rows: slice) -> Tensor:
+    def proximity(self, rows: slice) -> Tensor:
         """``(||o[i]||_1 - ||o[i] - T[i, j]||_1)+`` with o the output of the block, T through the second norm.
 
         Lengths of this kind have no Gram matrix: the shares are written out, some destinations of an image at a time.
@@ -84,7 +84,7 @@ class Contributions:
         batch, tokens, width = self.input.shape
         destinations = list(range(tokens)[rows])
         step = max(1, _MOST_NUMBERS // (tokens * width))
-        vectors = torch.cat([self.brought, self._normed(self.brought)], dim=2)  # [B, N, 2 H, D]
+        vectors = torch.cat([self.transformed, self._normed(self.transformed)], dim=2)  # [B, N, 2 H, D]
         own = (self.own(through=True) - self.output).abs().sum(dim=-1)
         near = self.input.new_empty(batch, len(destinations), tokens)
         for image in range(batch):
@@ -167,29 +167,29 @@ def _quadratic(attention: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return ((attention @ gram) * attention).sum(dim=-1)
 
 
-def brought(shares: Contributions, rows: slice) -> Tensor:
+def weighted_norms(shares: Contributions, rows: slice) -> Tensor:
     """``||sum_h A_h[i, j] f_h[j]||_2``."""
     return shares.lengths(rows, residual=False, through=False)
 
 
-def brought_share(shares: Contributions, rows: slice) -> Tensor:
+def relative_norms(shares: Contributions, rows: slice) -> Tensor:
     """The same lengths, rows summing to one as those of attention do (or zero where nothing is brought)."""
-    return _rows_to_one(brought(shares, rows))
+    return _rows_to_one(weighted_norms(shares, rows))
 
 
-def brought_or_kept(shares: Contributions, rows: slice) -> Tensor:
+def norms_with_residual(shares: Contributions, rows: slice) -> Tensor:
     """The same, with the residual stream as a share of its own token."""
     return shares.lengths(rows, residual=True, through=False)
 
 
-def through_block(shares: Contributions, rows: slice) -> Tensor:
+def norms_after_block(shares: Contributions, rows: slice) -> Tensor:
     """``||T'[i, j]||_2``, after the second norm."""
     return shares.lengths(rows, residual=True, through=True)
 
 
-def agreed(shares: Contributions, rows: slice) -> Tensor:
+def relative_proximity(shares: Contributions, rows: slice) -> Tensor:
     """How much nearer a share brings its token to the output, rows summing to one (or zero where none does)."""
-    return _rows_to_one(shares.agreement(rows))
+    return _rows_to_one(shares.proximity(rows))
 
 
 def _rows_to_one(matrix: Tensor) -> Tensor:
@@ -262,7 +262,9 @@ class AttentionInputNorm(LayerwiseMethod):
     residual: bool = False
 
     def layer_records(self, model: VisionModel, layers: Sequence[int]) -> list[Record]:
-        return [Record("block", Row(brought_or_kept if self.residual else brought), tuple(layers), grad=False)]
+        return [
+            Record("block", Row(norms_with_residual if self.residual else weighted_norms), tuple(layers), grad=False)
+        ]
 
 
 class ValueWeightedRollout(LayerwiseMethod):
@@ -275,7 +277,7 @@ class ValueWeightedRollout(LayerwiseMethod):
     start: int
     residual: float
     measure: ClassVar[Measure]
-    keeps_scale: ClassVar[bool] = True
+    preserves_scale: ClassVar[bool] = True
 
     def records(self, model: VisionModel) -> list[Record]:
         layers = tuple(range(resolve_layer(model, self.start), model.depth))
@@ -288,7 +290,7 @@ class ValueWeightedRollout(LayerwiseMethod):
     def attribution(self, cache: ActivationCache) -> Tensor:
         def step(row: Tensor, matrix: Tensor, windows: Windows | None) -> Tensor:
             row = self.residual * row + (1 - self.residual) * ops.row_times(row, matrix)
-            return row if self.keeps_scale else row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
+            return row if self.preserves_scale else row / row.sum(dim=1, keepdim=True).clamp(min=_SMALL)
 
         return ops.rollout_of(cache, self.records(cache.model), step)
 
@@ -329,7 +331,7 @@ class AttentionInputNormRollout(ValueWeightedRollout):
 
     start: int = 0
     residual: float = number(0.5, "[0, 1)")
-    measure = brought_share
+    measure = relative_norms
 
 
 @_register("globenc", papers=("modarressi2022globenc", "mehri2024skipplus"))
@@ -370,8 +372,8 @@ class GlobEnc(ValueWeightedRollout):
 
     start: int = 0
     residual: float = number(0.0, "[0, 1)")
-    keeps_scale = False
-    measure = through_block
+    preserves_scale = False
+    measure = norms_after_block
 
 
 @_register(
@@ -414,4 +416,4 @@ class ALTI(ValueWeightedRollout):
 
     start: int = 0
     residual: float = number(0.0, "[0, 1)")
-    measure = agreed
+    measure = relative_proximity
