@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import pytest
 
 from run_files import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
 from vitreous.benchmark.collect import collect
-from vitreous.benchmark.protocol import DataSpec
+from vitreous.benchmark.protocol import DataSpec, EvaluationSpec
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.units import Unit
+
+
+def begun_with(tmp_path: Path, metrics: Iterable[str], seeds: tuple[int, ...] = (0,)) -> Store:
+    evaluation = EvaluationSpec(tuple(metrics), seeds=seeds)
+    return begun(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
 
 
 def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
 
 
 def test_seeds_have_a_table_each(tmp_path: Path) -> None:
-    store, units = begun(tmp_path), [judging("abc", seed) for seed in (0, 7)]
+    store, units = begun_with(tmp_path, METRICS, (0, 7)), [judging("abc", seed) for seed in (0, 7)]
     planned(store, units)
     for unit in units:
         judged(store, unit)
@@ -208,7 +214,7 @@ def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
-    store, unit = begun(tmp_path), judging("ab", setting=setting)
+    store, unit = begun_with(tmp_path, ["mean_iou"]), judging("ab", setting=setting)
     planned(store, [unit], setting)
     parts = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]])
     said = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}

@@ -19,11 +19,10 @@ from run_files import METRICS, SETTING, begun, judging, planned, protocol, saved
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import RunScores, collect
 from vitreous.benchmark.protocol import EvaluationSpec
-from vitreous.benchmark.ranking import average_seeds, ranks_per_image
+from vitreous.benchmark.ranking import ranks_per_image
 from vitreous.benchmark.report import report
 from vitreous.benchmark.results import load_run
 from vitreous.benchmark.store import Store
-from vitreous.errors import VitreousError
 from vitreous.metrics.bootstrap import mean as weighted_mean
 from vitreous.metrics.bootstrap import resampled
 from vitreous.results import ScoreTable
@@ -190,7 +189,8 @@ def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) ->
 
 def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
-    store = begun(tmp_path)
+    evaluation = EvaluationSpec(("mean_iou",), seeds=(0, 1))
+    store = begun(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
     counts = {0: [[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]], 1: [[2.0, 2.0, 1.0, 8.0], [0.0, 4.0, 3.0, 5.0]]}
     units = [judging("ab", seed, setting=setting) for seed in counts]
     planned(store, units, setting)
@@ -203,12 +203,6 @@ def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
     each = [np.array(own).sum(axis=0) for own in counts.values()]
     scores = [(own[0] / own[1] + own[2] / own[3]) / 2 for own in each]
     assert table.seed_sd["ours", "mean_iou"] == pytest.approx(statistics.stdev(scores))
-
-
-def test_seeds_of_different_images_are_refused(tmp_path: Path) -> None:
-    table = found_in(run_of(tmp_path, (0,))).table
-    with pytest.raises(VitreousError, match="the same images"):
-        average_seeds([table, dataclasses.replace(table, images=table.images[::-1])])
 
 
 def test_the_explorer_shows_the_spread(tmp_path: Path, browser: Any) -> None:

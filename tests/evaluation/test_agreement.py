@@ -117,7 +117,7 @@ def test_saved_and_loaded(found: Agreement, tmp_path: Path) -> None:
         (None, "cannot be read"),
         ("nonsense", "is no JSON"),
         ('{"schema": "vitreous.evaluate/2"}', "is no agreement of the schema vitreous.agreement/1"),
-        ('{"schema": "vitreous.agreement/1", "methods": ["a"]}', "is no agreement: KeyError"),
+        ('{"schema": "vitreous.agreement/1", "methods": ["a"]}', "is no agreement: TypeError"),
         ("[]", "is no agreement"),
     ],
 )

@@ -84,7 +84,7 @@ def judging(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: 
 
 
 def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
-    return Store.create(path / "run", wanted or {})
+    return Store.create(path / "run", wanted or {"protocol": protocol().to_json()})
 
 
 def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:

@@ -11,12 +11,13 @@ import numpy as np
 
 from vitreous.benchmark.collect import RunScores
 from vitreous.benchmark.protocol import Protocol, Published
+from vitreous.benchmark.significance import CHANCE
 from vitreous.benchmark.summary import RunStatistics
 from vitreous.errors import VitreousError, nearest
 from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 
-__all__ = ["ModelResult", "ScoreCell", "ScoreColumn", "table_cell", "table_column"]
+__all__ = ["ModelResult"]
 
 
 @dataclass(frozen=True)
@@ -61,49 +62,6 @@ class ScoreColumn:
     chance: float
     verdict: str
     verdict_text: str
-
-
-def table_cell(
-    table: ScoreTable, statistics: RunStatistics, method: str, metric: str, published: Published | None = None
-) -> ScoreCell | None:
-    """Return a cell of a table; ``None`` where no image has a score."""
-    mean, (lower, upper) = table.mean(method, metric), table.interval(method, metric)
-    if math.isnan(mean):
-        return None
-    test = statistics.test(method, statistics.chance, metric)
-    is_tested = test is not None and test.word != "not tested"
-    shared = (flag.text for flag in statistics.shared if (flag.method, flag.metric) == (method, metric))
-    return ScoreCell(
-        mean=mean,
-        lower=lower,
-        upper=upper,
-        images=int((~np.isnan(table[method, metric])).sum()),
-        is_best=method == table.best(metric),
-        word=test.word if test is not None and is_tested else "",
-        stars=test.stars if test is not None else "",
-        p=test.corrected if test is not None else math.nan,
-        letters=statistics.ranks[metric].letters(method),
-        shared=next(shared, ""),
-        paper=None if published is None else published.value,
-        seed_sd=table.seed_sd.get((method, metric)),
-    )
-
-
-def table_column(table: ScoreTable, statistics: RunStatistics, metric: str) -> ScoreColumn:
-    """Return a column of a table."""
-    ends = [value for method in table.methods for value in table.interval(method, metric) if not math.isnan(value)]
-    means = [abs(table.mean(method, metric)) for method in table.methods]
-    largest = max((mean for mean in means if mean > 0), default=1.0)
-    verdict = table.meta_verdicts[metric]
-    return ScoreColumn(
-        metric=metric,
-        higher_is_better=table.higher_is_better[metric],
-        digits=min(6, max(1, 2 - math.floor(math.log10(largest)))),  # three digits of the largest
-        span=(min(ends), max(ends)) if ends else (0.0, 0.0),
-        chance=table.mean(statistics.chance, metric) if statistics.chance in table.methods else math.nan,
-        verdict="not tried" if verdict is None else verdict.verdict,
-        verdict_text="no trial has seen this metric" if verdict is None else str(verdict),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,14 +119,47 @@ class ModelResult:
 
     @cached_property
     def columns(self) -> tuple[ScoreColumn, ...]:
-        return tuple(table_column(self.table, self.statistics, metric) for metric in self.table.metrics)
+        return tuple(map(self.column, self.table.metrics))
 
     def column(self, metric: str) -> ScoreColumn:
-        return next(column for column in self.columns if column.metric == metric)
+        """Return what is shown above the cells of a metric."""
+        table = self.table
+        ends = [value for method in table.methods for value in table.interval(method, metric) if not math.isnan(value)]
+        means = [abs(table.mean(method, metric)) for method in table.methods]
+        largest = max((mean for mean in means if mean > 0), default=1.0)
+        verdict = table.meta_verdicts[metric]
+        return ScoreColumn(
+            metric=metric,
+            higher_is_better=table.higher_is_better[metric],
+            digits=min(6, max(1, 2 - math.floor(math.log10(largest)))),  # three digits of the largest
+            span=(min(ends), max(ends)) if ends else (0.0, 0.0),
+            chance=table.mean(CHANCE, metric) if CHANCE in table.methods else math.nan,
+            verdict="not tried" if verdict is None else verdict.verdict,
+            verdict_text="no trial has seen this metric" if verdict is None else str(verdict),
+        )
 
     def cell(self, method: str, metric: str) -> ScoreCell | None:
-        """Return what is shown of a method in a metric; ``None`` where it has no score."""
-        return table_cell(self.table, self.statistics, method, metric, self.published.get((method, metric)))
+        """Return what is shown of a method in a metric; ``None`` where no image has a score."""
+        table, statistics, published = self.table, self.statistics, self.published.get((method, metric))
+        mean, (lower, upper) = table.mean(method, metric), table.interval(method, metric)
+        if math.isnan(mean):
+            return None
+        test = statistics.test(method, CHANCE, metric)
+        shared = (flag.text for flag in statistics.shared if (flag.method, flag.metric) == (method, metric))
+        return ScoreCell(
+            mean=mean,
+            lower=lower,
+            upper=upper,
+            images=int((~np.isnan(table[method, metric])).sum()),
+            is_best=method == table.best(metric),
+            word="" if test is None or test.word == "not tested" else test.word,
+            stars="" if test is None else test.stars,
+            p=math.nan if test is None else test.corrected,
+            letters=statistics.ranks[metric].letters(method),
+            shared=next(shared, ""),
+            paper=None if published is None else published.value,
+            seed_sd=table.seed_sd.get((method, metric)),
+        )
 
     def order(self, metric: str) -> list[str]:
         """Return the methods that are no controls and have a score, by mean rank."""

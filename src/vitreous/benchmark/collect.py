@@ -7,38 +7,36 @@ whose unit is not finished is NaN and counted; an image that could not be read i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from vitreous.benchmark.plan import map_cell, score_cell, units_by_cell
-from vitreous.benchmark.protocol import Protocol as BenchmarkProtocol
-from vitreous.benchmark.protocol import protocol_from_json
-from vitreous.benchmark.ranking import average_seeds, seed_scores
+from vitreous.benchmark.data import SourceImages
+from vitreous.benchmark.plan import map_cell, score_cell, units_by_cell, wanted_units
+from vitreous.benchmark.protocol import Protocol
+from vitreous.benchmark.ranking import average_seeds
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.unit_file import Arrays
 from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit, digest_of
-from vitreous.datasets import Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.runner import Cost
 from vitreous.metrics import get_metric
 from vitreous.metrics.ranking import FLAGS, Array, Curve
-from vitreous.models import VisionModel
 from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.results.table import ScoreRecord
 
-__all__ = ["DoneUnit", "ImageLookup", "Missing", "RunScores", "collect", "wanted_configs"]
+__all__ = ["RunScores", "collect"]
 
 _CACHED_MAPS = 16  # arrays of maps: those of a few methods, not of a whole unit
 _RECORDED = ("output", "class_subset", "precision", "interpolation", "tie_breaking", "nan_policy", "target")
 
 
-def wanted_configs(plans: Sequence[RecordedPlan], protocol: BenchmarkProtocol | None) -> list[RunConfig]:
+def _wanted_configs(plans: Sequence[RecordedPlan], protocol: Protocol) -> list[RunConfig]:
     """Return one configuration for each model and data set that is wanted, with all that was planned for it.
 
     The last one counts, before all that fits the protocol as it is now; its rows and columns are those that the
@@ -46,8 +44,6 @@ def wanted_configs(plans: Sequence[RecordedPlan], protocol: BenchmarkProtocol | 
     """
     configs = [config for plan in plans for config in plan.configs]
     latest = {(config.data, config.label): config for config in configs}
-    if protocol is None:
-        return [_with_everything_planned(config, configs) for config in latest.values()]
     latest |= {(config.data, config.label): config for config in configs if _fits(config, protocol)}
     controls = CONTROLS if protocol.evaluation.controls else ()
     wanted = []
@@ -59,7 +55,7 @@ def wanted_configs(plans: Sequence[RecordedPlan], protocol: BenchmarkProtocol | 
     return wanted
 
 
-def _fits(config: RunConfig, protocol: BenchmarkProtocol) -> bool:
+def _fits(config: RunConfig, protocol: Protocol) -> bool:
     """Whether a configuration is of the model and the explained class that the protocol has now."""
     spec = next((model for model in protocol.models if model.label == config.label), None)
     is_same_model = spec is None or digest_of(asdict(spec)) == digest_of(config.model)
@@ -75,17 +71,6 @@ def _with_everything_planned(config: RunConfig, configs: Sequence[RunConfig]) ->
         for name in ("methods", "method_digests", "metrics", "metric_digests")
     }
     return replace(config, modes=tuple(sorted({mode for other in same for mode in other.modes})), **merged)
-
-
-class ImageLookup(Protocol):
-    """Images that can be looked up: ``SourceImages``, where the data of a run are at hand."""
-
-    @property
-    def digests(self) -> tuple[str, ...]: ...
-
-    def entry(self, digest: str) -> Any: ...
-
-    def sample(self, digest: str, model: VisionModel) -> Sample: ...
 
 
 @dataclass(frozen=True)
@@ -159,16 +144,16 @@ class RunScores:
     @cached_property
     def seed_scores(self) -> dict[tuple[str, str], Array]:
         """Scores ``[seeds, images]`` by method and metric; empty with one seed."""
-        return seed_scores(self.tables) if len(self.tables) > 1 else {}
+        cells = self.table.scores if len(self.tables) > 1 else ()
+        return {cell: np.stack([table[cell] for table in self.tables]) for cell in cells}
 
     @cached_property
     def seconds(self) -> dict[str, float]:
         """The seconds of all units, by kind."""
-        seconds: dict[str, float] = {}
+        seconds = {"scoring": 0.0, "attribution": 0.0}
         for done in self.units:
-            kind = "scoring" if done.unit.is_scoring else "attribution"
-            seconds[kind] = seconds.get(kind, 0.0) + done.seconds
-        return seconds
+            seconds["scoring" if done.unit.is_scoring else "attribution"] += done.seconds
+        return {kind: total for kind, total in seconds.items() if total}
 
     @cached_property
     def costs(self) -> dict[str, Cost]:
@@ -177,9 +162,8 @@ class RunScores:
         for done in self.units:
             for label, cost in zip(done.unit.methods, done.info.get("costs", ()), strict=False):
                 for name in _same_methods(self.config, done.config, label):
-                    total = costs.setdefault(name, Cost())
-                    sums: dict[str, Any] = {kind: getattr(total, kind) + more for kind, more in cost.items()}
-                    costs[name] = Cost(**sums)
+                    total = asdict(costs.get(name, Cost()))
+                    costs[name] = Cost(**{kind: total[kind] + more for kind, more in cost.items()})
         return costs
 
     def map(self, image: str, method: str, mode: str | None = None) -> Array | None:
@@ -187,21 +171,19 @@ class RunScores:
         return self._files.map(self.config, self.seeds[0], image, method, mode or self.config.modes[0])
 
 
-def collect(store: Store, images: Mapping[str, ImageLookup] | None = None) -> list[RunScores]:
+def collect(store: Store, images: Mapping[str, SourceImages] | None = None) -> list[RunScores]:
     """Return the scores of a run so far, for each model and data set, in the order of the protocol.
 
     ``images`` by the label of their data set give the order of the rows, names and groups; without them, rows and
     groups are those that the run was last asked for. Models of which no unit is finished are there too, with a table
     that has no rows.
     """
-    plans, wanted = store.plans(), (store.manifest() or {}).get("wanted", {})
+    plans, protocol, files = store.plans(), store.protocol(), _RunFiles(store)
     if not plans:
         raise VitreousError(f"nothing was planned in {store.path} yet")
-    protocol = protocol_from_json(wanted["protocol"]) if "protocol" in wanted else None
-    files = _RunFiles(store, plans)
     return [
-        _Collector(files, config, wanted, protocol, (images or {}).get(config.data)).scores()
-        for config in wanted_configs(plans, protocol)
+        _Collector(files, config, protocol, (images or {}).get(config.data)).scores()
+        for config in _wanted_configs(plans, protocol)
     ]
 
 
@@ -218,20 +200,18 @@ def _same_metrics(config: RunConfig, other: RunConfig, label: str) -> list[str]:
 class _RunFiles:
     """The files of a run, and which unit has each cell."""
 
-    def __init__(self, store: Store, plans: Sequence[RecordedPlan]) -> None:
-        self.store, self.plans = store, plans
-        self.by_cell = units_by_cell(plans)
-        self.names = {image: name for plan in plans for image, name in plan.names.items()}
+    def __init__(self, store: Store) -> None:
+        self.store, self.plans = store, store.plans()
+        self.image_digests = (store.manifest() or {})["wanted"].get("image_digests", {})
+        self.by_cell = units_by_cell(self.plans)
+        self.names = {image: name for plan in self.plans for image, name in plan.names.items()}
         self._read_arrays = lru_cache(maxsize=_CACHED_MAPS)(store.read_arrays)
 
     @cached_property
     def units(self) -> dict[str, tuple[RecordedPlan, Unit]]:
         """Every unit that has a cell which counts, in the order of the plans."""
         counting = set(self.by_cell.values())
-        units: dict[str, tuple[RecordedPlan, Unit]] = {}
-        for plan in self.plans:
-            units |= {unit.id: (plan, unit) for unit in plan.units if unit.id in counting and unit.id not in units}
-        return units
+        return {unit.id: (plan, unit) for plan, unit in wanted_units(self.plans) if unit.id in counting}
 
     def units_of(self, config: RunConfig) -> list[Unit]:
         """Return the units of an identity and data set; of the identity alone, where the data set needed no plan."""
@@ -257,9 +237,7 @@ class _RunFiles:
             return None
         plan, unit = self.units[unit_id]
         planned_config, made_of = plan.config_of(unit), config.made_of(method)
-        number = next(
-            n for n, label in enumerate(unit.methods) if planned_config.made_of(label) == made_of
-        )  # by any label
+        number = [planned_config.made_of(label) for label in unit.methods].index(made_of)  # by any label
         maps, rows = f"maps/{number}", f"rows/{number}/{mode}"
         result = self._read_arrays(unit_id, (maps, rows))
         if result is None or image not in result.info.get("images", ()):
@@ -271,35 +249,28 @@ class _RunFiles:
 class _Collector:
     """One model on one data set: reads its files, and stacks what they have."""
 
-    def __init__(
-        self,
-        files: _RunFiles,
-        config: RunConfig,
-        wanted: Mapping[str, Any],
-        protocol: BenchmarkProtocol | None,
-        lookup: ImageLookup | None,
-    ) -> None:
+    def __init__(self, files: _RunFiles, config: RunConfig, protocol: Protocol, lookup: SourceImages | None) -> None:
         self.files, self.config, self.lookup = files, config, lookup
         units = files.units_of(config)
-        planned = dict.fromkeys(unit.seed for unit in units)
-        self.seeds = tuple(seed for seed in (protocol.evaluation.seeds if protocol else planned) if seed in planned)
+        self.seeds = tuple(seed for seed in protocol.evaluation.seeds if seed in {unit.seed for unit in units})
         if lookup is not None:
             groups = [lookup.entry(digest).group for digest in lookup.digests]
             self.digests: tuple[str, ...] = lookup.digests
         else:
             all_planned = tuple(dict.fromkeys(image for unit in units for image in unit.images))
-            digests, groups = wanted.get("image_digests", {}).get(config.data, (all_planned, ()))
+            digests, groups = files.image_digests.get(config.data, (all_planned, ()))
             self.digests = tuple(digests)
         self.groups = {} if None in groups else dict(zip(self.digests, groups, strict=False))
 
     def scores(self) -> RunScores:
         config, results = self.config, list(self.files.finished(self.config, set(self.digests)))
         units = tuple(done for done, _ in results)
-        scoring = [(done, arrays) for done, arrays in results if done.unit.is_scoring]
-        scoring = [(done, arrays) for done, arrays in scoring if done.unit.seed in self.seeds]
+        scoring = [item for item in results if item[0].unit.is_scoring and item[0].unit.seed in self.seeds]
         records = [record for done, arrays in scoring for record in self._records(done, arrays)]
-        rows = _only(self.digests, set().union(*(record.images for record in records)))
-        metrics = _only(config.metrics, {record.metric for record in records})
+        has_scores = {image for record in records for image in record.images}
+        rows = tuple(image for image in self.digests if image in has_scores)
+        measured = {record.metric for record in records}
+        metrics = tuple(label for label in config.metrics if label in measured)
         unreadable, uncertain = (self._left_out(units, reason) for reason in ("unreadable", "uncertain"))
         return RunScores(
             config=config,
@@ -328,14 +299,9 @@ class _Collector:
                 for metric in _same_metrics(self.config, done.config, unit.metrics[j]):
                     cells = (score_cell(self.config, unit.seed, image, method, metric) for image in images)
                     rows = [row for row, cell in enumerate(cells) if by_cell.get(cell) == unit.id]
-                    yield ScoreRecord(
-                        method,
-                        metric,
-                        unit.seed,
-                        tuple(images[row] for row in rows),
-                        arrays[f"parts/{i}/{j}"][rows],
-                        {name: Curve(curve.x, curve.y[rows]) for name, curve in curves.items()},
-                    )
+                    own_curves = {name: Curve(curve.x, curve.y[rows]) for name, curve in curves.items()}
+                    own_images, parts = tuple(images[row] for row in rows), arrays[f"parts/{i}/{j}"][rows]
+                    yield ScoreRecord(method, metric, unit.seed, own_images, parts, own_curves)
 
     def _table(
         self,
@@ -345,7 +311,7 @@ class _Collector:
         records: Sequence[ScoreRecord],
         scoring: Sequence[tuple[DoneUnit, Arrays]],
     ) -> ScoreTable:
-        groups = [self.groups.get(image) for image in rows]
+        groups: list[Any] = [self.groups.get(image) for image in rows]
         return ScoreTable.from_records(
             (record for record in records if record.seed == seed),
             {image: self._name(image) for image in rows},
@@ -356,7 +322,7 @@ class _Collector:
             confidence=_confidence(rows, scoring),
             plan=self._plan(seed, metrics),
             seed=seed,
-            groups=None if None in groups or not rows else tuple(int(group) for group in groups if group is not None),
+            groups=None if None in groups or not rows else tuple(map(int, groups)),
         )
 
     def _degenerate(self, seed: int, scoring: Sequence[tuple[DoneUnit, Arrays]]) -> dict[str, dict[str, int]]:
@@ -407,19 +373,13 @@ class _Collector:
         }
 
 
-def _only(names: Iterable[str], wanted: set[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in wanted)
-
-
 def _curves(arrays: Arrays, start: str) -> dict[str, Curve]:
     """Return the curves of a method in a metric by their names: ``start`` and ``number/name/x`` or ``/y``."""
-    names = [name.removesuffix("/y") for name in arrays if name.startswith(start) and name.endswith("/y")]
-    return {
-        name.removeprefix(start).partition("/")[2]: Curve(
-            np.asarray(arrays[f"{name}/x"], np.float64), arrays[f"{name}/y"]
-        )
-        for name in names
-    }
+    curves = {}
+    for name in (name.removesuffix("/y") for name in arrays if name.startswith(start) and name.endswith("/y")):
+        x = np.asarray(arrays[f"{name}/x"], np.float64)
+        curves[name.removeprefix(start).partition("/")[2]] = Curve(x, arrays[f"{name}/y"])
+    return curves
 
 
 def _confidence(rows: Sequence[str], scoring: Sequence[tuple[DoneUnit, Arrays]]) -> dict[str, Array]:

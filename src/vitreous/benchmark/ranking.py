@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -40,7 +40,6 @@ __all__ = [
     "friedman",
     "rank_methods",
     "ranks_per_image",
-    "seed_scores",
     "studentized_range",
     "tied_groups",
     "variance_components",
@@ -78,9 +77,6 @@ class Ranks:
     p: float = math.nan
     critical: float = math.nan
     groups: tuple[tuple[str, ...], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def of(self, method: str) -> float:
         """Return the mean rank of a method; NaN if it was left out."""
@@ -146,21 +142,15 @@ def friedman(ranks: Array) -> tuple[float, float]:
     return chi_square, float(_scipy_stats().chi2.sf(chi_square, k - 1))
 
 
-def critical_difference(methods: int, images: int, level: float = LEVEL) -> float:
+def critical_difference(methods: int, images: int) -> float:
     """Return Nemenyi's critical difference of mean ranks: ``q / sqrt(2) sqrt(k (k + 1) / (6 n))``."""
-    if images < 1:
-        raise VitreousError(f"images={images} must be at least 1")
-    return studentized_range(methods, level) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * images))
+    return studentized_range(methods) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * images))
 
 
 @cache
-def studentized_range(count: int, level: float = LEVEL) -> float:
-    """Return what the range of ``count`` standard normal numbers exceeds with this probability."""
-    if count < 2:
-        raise VitreousError(f"{count} method has no range: there must be at least 2")
-    if not 0 < level < 1:
-        raise VitreousError(f"level={level} must lie between 0 and 1")
-    return float(_scipy_stats().studentized_range.isf(level, count, math.inf))
+def studentized_range(count: int) -> float:
+    """Return what the range of ``count`` standard normal numbers, two or more, exceeds with probability ``LEVEL``."""
+    return float(_scipy_stats().studentized_range.isf(LEVEL, count, math.inf))
 
 
 def tied_groups(methods: Sequence[str], mean: Sequence[float], critical: float) -> tuple[tuple[str, ...], ...]:
@@ -188,9 +178,6 @@ class MetricCorrelation:
     lower: float
     upper: float
     methods: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def correlate_metrics(table: ScoreTable) -> tuple[MetricCorrelation, ...]:
@@ -263,22 +250,14 @@ class VarianceComponents:
         total = self._from_seeds(seeds) + self.image / self.images
         return self._from_seeds(seeds) / total if total > 0 else math.nan
 
-    def to_json(self) -> dict[str, Any]:
-        shares = {"error": self.error, "share": self.share, "share_of_one": self.share_of_one}
-        return {**asdict(self), **shares}
 
-
-def variance_components(scores: Array, method: str = "", metric: str = "", groups: Groups = None) -> VarianceComponents:
+def variance_components(scores: Array, method: str, metric: str, groups: Groups = None) -> VarianceComponents:
     """Return where the variance of scores ``[seeds, images]`` comes from; rows of a group are averaged first."""
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 2:
-        raise VitreousError(f"scores are [seeds, images], not {list(scores.shape)}")
     blocks = _block_means(np.where(np.isfinite(scores), scores, np.nan).T, groups)
     x = blocks[~np.isnan(blocks).any(axis=1)].T
     seeds, images = x.shape
     if seeds < 2 or images < 2:
-        of = f" of {method} in {metric}" if method else ""
-        counts = f"{seeds} seeds and {images} images with a score in each{of}"
+        counts = f"{seeds} seeds and {images} images with a score in each of {method} in {metric}"
         raise VitreousError(f"{counts}: variances need two of both, at least")
     mean, by_seed, by_image = x.mean(), x.mean(axis=1, keepdims=True), x.mean(axis=0, keepdims=True)
     ms_seed = images * ((by_seed - mean) ** 2).sum() / (seeds - 1)
@@ -297,15 +276,8 @@ def variance_components(scores: Array, method: str = "", metric: str = "", group
     )
 
 
-def seed_scores(tables: Sequence[ScoreTable]) -> dict[tuple[str, str], Array]:
-    """Return the scores ``[seeds, images]`` of every method and metric that all tables have, one table per seed."""
-    if len(tables) < 2:
-        raise VitreousError(f"{len(tables)} seed has no variance: there must be tables of at least two")
-    return {cell: np.stack([table[cell] for table in tables]) for cell in _shared_cells(tables)}
-
-
 def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
-    """Return one table whose images have the mean of their scores over seeds; ``tables`` has one for each seed.
+    """Return one table whose images have the mean of their scores over seeds; ``tables`` have the same cells.
 
     Parts and curves of an image are averaged over the seeds with which it has a score, so that an image that lacks a
     seed still counts. ``seed_sd`` is the standard deviation (S - 1) of the scores that each seed gives to all images;
@@ -315,7 +287,7 @@ def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
         return tables[0]
     first = tables[0]
     parts, curves, deviations = {}, {}, {}
-    for cell in _shared_cells(tables):
+    for cell in first.parts:
         stacked = np.stack([table.parts[cell] for table in tables])
         there = np.stack([~np.isnan(table[cell]) for table in tables])
         parts[cell] = _mean_over_seeds(stacked, there)
@@ -329,13 +301,6 @@ def average_seeds(tables: Sequence[ScoreTable]) -> ScoreTable:
 def _most(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     kinds = dict.fromkeys(kind for count in counts for kind in count)
     return {kind: max(count.get(kind, 0) for count in counts) for kind in kinds}
-
-
-def _shared_cells(tables: Sequence[ScoreTable]) -> list[tuple[str, str]]:
-    """Return the cells that all tables have; their images must be the same."""
-    if any(table.images != tables[0].images for table in tables):
-        raise VitreousError("tables of several seeds must have the same images, in the same order")
-    return [cell for cell in tables[0].parts if all(cell in table.parts for table in tables)]
 
 
 def _mean_over_seeds(values: Array, there: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from vitreous import io as disk
 from vitreous.benchmark.cells import ModelResult
-from vitreous.benchmark.collect import ImageLookup, RunScores, collect
+from vitreous.benchmark.collect import RunScores, collect
 from vitreous.benchmark.data import ImageSource, Options
 from vitreous.benchmark.protocol import Protocol, read
 from vitreous.benchmark.run import BenchmarkRun
@@ -22,7 +22,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.progress import Progress, track_progress
 from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
-from vitreous.results.storage import comma_separated, html_table, plain
+from vitreous.results.storage import comma_separated, html_table, to_plain
 
 __all__ = [
     "BenchmarkResults",
@@ -285,7 +285,7 @@ def _open_images(store: Store, protocol: Protocol, wanted: Mapping[str, Any], da
     options = Options(data=data or wanted.get("data"), device="cpu", images=images, checkpoint=checkpoint)
     try:
         bench = BenchmarkRun(protocol, store.path, options)
-        lookups: dict[str, ImageLookup] = {dataset.label: dataset.images for dataset in bench.datasets}
+        lookups = {dataset.label: dataset.images for dataset in bench.datasets}
         planned = {image for plan in store.plans() for unit in plan.units for image in unit.images}
         for dataset in bench.datasets:
             if planned.isdisjoint(dataset.images.digests):
@@ -377,7 +377,7 @@ def _left_out_rows(results: Sequence[ModelResult], kind: str) -> list[list[str]]
 
 
 def _statistics(result: ModelResult) -> dict[str, Any]:
-    names: dict[str, Any] = plain({"data": result.scores.data, "model": result.scores.label})
+    names: dict[str, Any] = to_plain({"data": result.scores.data, "model": result.scores.label})
     return {**names, **result.statistics.to_json()}
 
 

@@ -11,31 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
 
-from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Aggregate, Groups, Interval, clustered_error, interval, mean, members, resampled
 from vitreous.metrics.ranking import Array
+from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "LEVEL",
-    "POWER",
-    "PairedTest",
-    "compare_methods",
-    "holm",
-    "minimum_detectable",
-    "pairs_of",
-    "swap_p_values",
-]
+__all__ = ["CHANCE", "LEVEL", "PairedTest", "compare_methods", "pairs_of"]
 
-LEVEL, POWER = 0.05, 0.80
+CHANCE = CONTROLS[0]
+"""The method that all others are tested against."""
+LEVEL, _POWER = 0.05, 0.80
 ROUNDING = 1e-12
 """Differences that are smaller than this, in units of what they are differences of, are none."""
 _BLOCK = 2**22  # swaps held at a time
@@ -122,21 +114,16 @@ class PairedTest:
         """``***`` below 0.001, ``**`` below 0.01, ``*`` below 0.05, by the corrected p."""
         return next((stars for level, stars in _STARS if self.corrected < level), "")
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "word": self.word}
 
+def pairs_of(methods: Sequence[str], reference: str | None = None) -> list[tuple[str, str]]:
+    """Return the tests of one metric: every method against ``CHANCE``, and every other one against the reference.
 
-def pairs_of(methods: Sequence[str], chance: str = "random", reference: str | None = None) -> list[tuple[str, str]]:
-    """Return the tests of one metric: every method against chance, and every other one against the reference.
-
-    Reference against chance is one test, not two. Without a method named ``chance`` only the reference is left.
+    Reference against chance is one test, not two. Where chance is not among the methods only the reference is left.
     """
-    if reference is not None and reference not in methods:
-        raise VitreousError(f"no method {reference!r} in this table{nearest(reference, methods)}")
-    pairs = [(name, chance) for name in methods if name != chance] if chance in methods else []
-    if reference is None or reference == chance:
+    pairs = [(name, CHANCE) for name in methods if name != CHANCE] if CHANCE in methods else []
+    if reference is None or reference == CHANCE:
         return pairs
-    return pairs + [(name, reference) for name in methods if name not in (chance, reference)]
+    return pairs + [(name, reference) for name in methods if name not in (CHANCE, reference)]
 
 
 def compare_methods(
@@ -149,11 +136,13 @@ def compare_methods(
     if not tested:
         return [pair.untested for pair in all_pairs]
     # all at once: the same resamples and swaps serve every pair and metric, and making them is most of the work
-    gaps = _resampled_gaps(tested, table)
+    cells = [cell for pair in tested for cell in pair.cells]
+    columns = iter(resampled(cells, table.n_bootstrap, table.seed, table.groups).T)
+    gaps = {pair: next(columns) if pair.averaged else next(columns) - next(columns) for pair in tested}
     p = _pair_p_values(tested, table.groups, max(table.n_bootstrap, _PER_TEST * len(pairs)), table.seed)
     results: dict[_Pair, PairedTest] = {}
     for metric in names:
-        family = np.flatnonzero([pair.metric == metric for pair in tested])
+        family = np.flatnonzero([pair.untested.metric == metric for pair in tested])
         for number, corrected in zip(family, holm(p[family]), strict=True):
             pair = tested[number]
             test = replace(pair.untested, p=float(p[number]), corrected=float(corrected), family=len(family))
@@ -183,25 +172,14 @@ class _Pair:
         return cls(test, first, second, has_both, aggregate)
 
     @property
-    def metric(self) -> str:
-        return self.untested.metric
-
-    @property
     def averaged(self) -> bool:
         return self.aggregate is mean
 
     @property
     def cells(self) -> list[tuple[Array, Aggregate]]:
         """What is resampled: for a mean, the gap of every image will do."""
-        if self.averaged:
-            return [(self.one - self.other, mean)]
-        return [(self.one, self.aggregate), (self.other, self.aggregate)]
-
-
-def _resampled_gaps(pairs: Sequence[_Pair], table: ScoreTable) -> dict[_Pair, Array]:
-    cells = [cell for pair in pairs for cell in pair.cells]
-    columns = iter(resampled(cells, table.n_bootstrap, table.seed, table.groups).T)
-    return {pair: next(columns) if pair.averaged else next(columns) - next(columns) for pair in pairs}
+        both = [(self.one, self.aggregate), (self.other, self.aggregate)]
+        return [(self.one - self.other, mean)] if self.averaged else both
 
 
 def _measure(pair: _Pair, test: PairedTest, gaps: Array, groups: Groups) -> PairedTest:
@@ -228,43 +206,31 @@ def _measure(pair: _Pair, test: PairedTest, gaps: Array, groups: Groups) -> Pair
     )
 
 
-def minimum_detectable(error: float, level: float = LEVEL, power: float = POWER) -> float:
-    """Return the least difference that a two-sided test finds with this power, from its standard error.
+def minimum_detectable(error: float) -> float:
+    """Return the least difference that a two-sided test at 5 % finds with a power of 80 %, from its standard error.
 
-    ``(z_{1 - level / 2} + z_power) error``: 2.80 errors at 5 % and 80 %. By the normal distribution, so that it is too
-    small for fewer than about twenty images; NaN from an error of zero, which says nothing about other images.
+    ``(z_{1 - level / 2} + z_power) error``, 2.80 errors. By the normal distribution, so that it is too small for fewer
+    than about twenty images; NaN from an error of zero, which says nothing about other images.
     """
-    if not (0 < level < 1 and 0 < power < 1):
-        raise VitreousError(f"level={level}, power={power} must lie between 0 and 1")
-    if error == 0:
-        return math.nan
-    return (NormalDist().inv_cdf(1 - level / 2) + NormalDist().inv_cdf(power)) * error
+    return math.nan if error == 0 else (NormalDist().inv_cdf(1 - LEVEL / 2) + NormalDist().inv_cdf(_POWER)) * error
 
 
 def holm(p: Array) -> Array:
-    """Return p-values corrected by Holm's step-down; NaN stays, and is no test of the family.
-
-    In ascending order ``max_{j <= i} min(1, (m - j) p_j)``, j from 0.
-    """
-    p = np.asarray(p, np.float64)
-    tested = np.flatnonzero(~np.isnan(p))
-    order = tested[np.argsort(p[tested], kind="stable")]
-    steps = np.minimum(1.0, p[order] * np.arange(len(order), 0, -1))
-    corrected = np.full(len(p), np.nan)
-    corrected[order] = np.maximum.accumulate(steps)
+    """Return p-values corrected by Holm's step-down: ascending, ``max_{j <= i} min(1, (m - j) p_j)``, j from 0."""
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty(len(p))
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, p[order] * np.arange(len(p), 0, -1)))
     return corrected
 
 
 def _pair_p_values(pairs: Sequence[_Pair], groups: Groups, samples: int, seed: int) -> Array:
     """Return the p-value of every pair: all means at once, any other aggregate by itself."""
     p = np.full(len(pairs), np.nan)
-    averaged = [number for number, pair in enumerate(pairs) if pair.averaged]
-    if averaged:
-        gaps = np.concatenate([pairs[number].one - pairs[number].other for number in averaged], axis=1)
+    averaged = np.array([pair.averaged for pair in pairs])
+    if averaged.any():
+        gaps = np.concatenate([pair.one - pair.other for pair in pairs if pair.averaged], axis=1)
         p[averaged] = swap_p_values(gaps, groups, samples, seed)
-    for number, pair in enumerate(pairs):
-        if not pair.averaged:
-            p[number] = _aggregate_p_value(pair, groups, samples, seed)
+    p[~averaged] = [_aggregate_p_value(pair, groups, samples, seed) for pair in pairs if not pair.averaged]
     return p
 
 

@@ -21,7 +21,7 @@ from vitreous.benchmark.ranking import (
     rank_methods,
     variance_components,
 )
-from vitreous.benchmark.significance import LEVEL, PairedTest, compare_methods, pairs_of
+from vitreous.benchmark.significance import CHANCE, LEVEL, PairedTest, compare_methods, pairs_of
 from vitreous.errors import VitreousError
 from vitreous.methods import Method, get_method
 from vitreous.metrics import ImageShape
@@ -29,9 +29,9 @@ from vitreous.metrics.base import Metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.ranking import Array
 from vitreous.results import ScoreTable
-from vitreous.results.storage import plain
+from vitreous.results.storage import to_plain
 
-__all__ = ["PERTURBS", "SCHEMA", "SHARED", "Flag", "RunStatistics", "shared_perturbation"]
+__all__ = ["PERTURBS", "SHARED", "Flag", "RunStatistics", "shared_perturbation"]
 
 SCHEMA = "vitreous.statistics/1"
 SHARED: Mapping[str, str] = {
@@ -61,6 +61,7 @@ PERTURBS: Mapping[str, str | Mapping[str, str]] = {
 leaves tokens out whatever the fill). Empty: something that no metric does (noise, a patch's own mean colour, channels,
 attention). A method that is not here asks about the image itself, or follows gradients."""
 
+_SHARES = ("error", "share", "share_of_one")
 _EXAMPLE_SHAPE = ImageShape((224, 224), (14, 14))
 _TOO_FEW = 50  # images below which it is looked at whether any test could find anything
 
@@ -73,9 +74,6 @@ class Flag:
     method: str
     metric: str
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def shared_perturbation(method: Method, metric: Metric) -> str | None:
@@ -98,7 +96,7 @@ def _shown_baseline(component: Method) -> str:
     return DROP if getattr(component, "drop", False) else baseline[component.fill]  # type: ignore[attr-defined]
 
 
-def _weak_points(table: ScoreTable, tests: Iterable[PairedTest], chance: str) -> list[Flag]:
+def _weak_points(table: ScoreTable, tests: Iterable[PairedTest]) -> list[Flag]:
     """Return degenerate maps, metrics that failed their meta-evaluation, and methods no better than chance."""
     flags = []
     for method in table.methods:
@@ -110,10 +108,10 @@ def _weak_points(table: ScoreTable, tests: Iterable[PairedTest], chance: str) ->
             flags.append(Flag("trial", "", metric, "no trial has seen this metric"))
         elif verdict.verdict in ("fails", "blind"):
             flags.append(Flag("trial", "", metric, str(verdict)))
-    words = {"worse": f"worse than {chance}", "not told apart": f"not told apart from {chance}"}
+    words = {"worse": f"worse than {CHANCE}", "not told apart": f"not told apart from {CHANCE}"}
     for test in tests:
-        if test.other == chance and test.word in words:
-            flags.append(Flag(f"no better than {chance}", test.one, test.metric, words[test.word]))
+        if test.other == CHANCE and test.word in words:
+            flags.append(Flag(f"no better than {CHANCE}", test.one, test.metric, words[test.word]))
     return flags
 
 
@@ -126,7 +124,6 @@ class RunStatistics:
 
     table: ScoreTable
     reference: str | None
-    chance: str
     tests: tuple[PairedTest, ...]
     ranks: Mapping[str, Ranks]
     correlations: tuple[MetricCorrelation, ...]
@@ -141,38 +138,34 @@ class RunStatistics:
         table: ScoreTable,
         reference: str | None = None,
         *,
-        chance: str = "random",
         seeds: Mapping[tuple[str, str], Array] | None = None,
-        methods: Mapping[str, Method] | None = None,
     ) -> RunStatistics:
         """Compute them all.
 
-        Methods are tested against ``chance``, where the table has it, and against ``reference``. ``seeds`` are scores
-        ``[seeds, images]`` by method and metric (``seed_scores``). ``methods`` are those behind the names; without
-        them, what the table's plan says.
+        Methods are tested against ``CHANCE``, where the table has it, and against ``reference``. ``seeds`` are scores
+        ``[seeds, images]`` by method and metric.
         """
         if not (table.methods and table.metrics and table.images):
             raise VitreousError("a table without methods, metrics or images has no statistics")
-        pairs = pairs_of(table.methods, chance, reference)
+        pairs = pairs_of(table.methods, reference)
         tests = tuple(compare_methods(table, pairs))
         components, without = _components(seeds or {}, table)
         shared = [
             Flag("own perturbation", name, label, text)
-            for name, method in (_methods(table) if methods is None else methods).items()
+            for name, method in _methods(table).items()
             for label, metric in table.definitions.items()
             if (text := shared_perturbation(method, metric)) is not None
         ]
         return cls(
             table=table,
             reference=reference,
-            chance=chance,
             tests=tests,
             ranks={metric: rank_methods(table, metric) for metric in table.metrics},
             correlations=correlate_metrics(table),
             seeds=components,
             shared=tuple(shared),
-            flags=tuple(_weak_points(table, tests, chance)),
-            notes=(*_test_notes(table, tests, len(pairs), chance), *_incomplete_seeds(seeds or {}), *without),
+            flags=tuple(_weak_points(table, tests)),
+            notes=(*_test_notes(table, tests, len(pairs)), *_incomplete_seeds(seeds or {}), *without),
         )
 
     @property
@@ -192,21 +185,24 @@ class RunStatistics:
         """Return everything as plain data; what is undefined is ``None``."""
         table = self.table
         deviations = [{"method": name, "metric": metric, "sd": sd} for (name, metric), sd in table.seed_sd.items()]
-        lists = ("tests", "correlations", "seeds", "shared", "flags")
-        data: dict[str, Any] = plain(
+        data: dict[str, Any] = to_plain(
             {
                 "schema": SCHEMA,
                 "images": len(table.images),
                 "units": self.units,
                 "methods": table.methods,
                 "metrics": table.metrics,
-                "chance": self.chance,
+                "chance": CHANCE,
                 "reference": self.reference,
                 "level": LEVEL,
                 "resampling": {"samples": table.n_bootstrap, "seed": table.seed},
-                "ranks": {metric: ranks.to_json() for metric, ranks in self.ranks.items()},
+                "ranks": self.ranks,
                 **({"seed_sd": deviations} if table.seed_sd else {}),
-                **{name: [item.to_json() for item in getattr(self, name)] for name in lists},
+                "tests": [{**asdict(test), "word": test.word} for test in self.tests],
+                "correlations": self.correlations,
+                "seeds": [{**asdict(c), **{name: getattr(c, name) for name in _SHARES}} for c in self.seeds],
+                "shared": self.shared,
+                "flags": self.flags,
                 "notes": self.notes,
             }
         )
@@ -231,7 +227,6 @@ def _components(
     """Return where the variance of each cell comes from, and why some cells have no answer."""
     components, notes = [], []
     for (method, metric), scores in seeds.items():
-        table[method, metric]
         try:
             components.append(variance_components(scores, method, metric, table.groups))
         except VitreousError as error:
@@ -265,11 +260,11 @@ def _weak_metrics(table: ScoreTable, tests: Iterable[PairedTest]) -> dict[tuple[
     return weak
 
 
-def _test_notes(table: ScoreTable, tests: Iterable[PairedTest], pairs: int, chance: str) -> list[str]:
+def _test_notes(table: ScoreTable, tests: Iterable[PairedTest], pairs: int) -> list[str]:
     """Say which tests there are, and which could not be."""
     notes = []
-    if chance not in table.methods:
-        notes.append(f"no method {chance!r} in this table: nothing is tested against it")
+    if CHANCE not in table.methods:
+        notes.append(f"no method {CHANCE!r} in this table: nothing is tested against it")
     if pairs:
         notes.append(f"p-values are corrected by Holm over the tests of a metric, {pairs} at most")
     noun = "images" if table.groups is None else "groups of images"

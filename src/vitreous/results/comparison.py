@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from vitreous.errors import ImageError, TargetError, VitreousError, one_line
 from vitreous.html import Section, figure, report
 from vitreous.methods import Method, get_method, resolve_method
 from vitreous.models import VisionModel, wrap
+from vitreous.registry import check_at_least
 from vitreous.registry.defaults import display_name
 from vitreous.results.explanation import PERCENTILE, Explanation
 from vitreous.results.storage import ResultIdentity
@@ -108,8 +109,7 @@ class Comparison(Sequence[Explanation]):
         Sheet
             The page.
         """
-        if columns < 1:
-            raise VitreousError(f"columns={columns} must be at least 1")
+        check_at_least("columns", columns, 1)
         rows: list[list[viz.Cell]] = []
         titles: list[str] = []
         for row in self.rows:
@@ -235,7 +235,7 @@ class Archive:
 
     def unique(self, paths: Sequence[Path]) -> list[Path]:
         """Return these image files without those that would go to the same place: the same bytes and name."""
-        return list({(path.name, _bytes(path) or str(path)): path for path in reversed(paths)}.values())[::-1]
+        return list({(path.name, _digest(path) or str(path)): path for path in reversed(paths)}.values())[::-1]
 
     @staticmethod
     def identity(
@@ -279,17 +279,15 @@ class Archive:
         >>> print(archive.find("photo.jpg", archive.identity(model, "ixg")))
         None
         """
-        digest, stem = _bytes(Path(path)), self.out / disk.safe_name(Path(path).stem)
-        for image_folder in _numbered(stem):
-            if not os.path.lexists(image_folder):
-                return None
+        digest, stem = _digest(Path(path)), self.out / disk.safe_name(Path(path).stem)
+        for image_folder in takewhile(os.path.lexists, _numbered(stem)):
             for folder in _results(image_folder):
                 manifest = disk.manifest_of(folder)
                 if manifest is not None and identity.matches(manifest, digest):
                     disk.recover(folder)
                     disk.recover(stem)
                     return folder
-        raise AssertionError
+        return None
 
     def save(self, explanation: Explanation, *, overwrite: bool = False, original: bool = False) -> Path:
         """Write an explanation to a folder of its own, and return that; the same result is replaced if allowed."""
@@ -304,32 +302,31 @@ class Archive:
         """Return the folder of this very result, or the first free one."""
         contrast = explanation.contrast_classes
         suffix = f"-not-{'-'.join(map(disk.slug, contrast))}" if contrast else ""
-        image_folder = self._image_folder(explanation.name, identity["image"])
-        base = image_folder / disk.slug(_method_name(explanation)) / disk.safe_name(
-            disk.slug(explanation.label) + suffix
-        )  # fmt: skip
-        for folder in _numbered(base):
-            disk.recover(folder)
-            manifest = disk.manifest_of(folder)
-            is_free = not os.path.lexists(folder) or (folder.is_dir() and not disk.unlisted_files(folder))
-            if manifest is None and is_free:
-                return folder
-            if manifest is not None and _identity_of(manifest).get("request") == identity["request"]:
-                return folder
-        raise AssertionError
-
-    def _image_folder(self, name: str, digest: str) -> Path:
-        """Return the folder of an image: the first one that is its own or nobody's."""
-        for folder in _numbered(self.out / disk.safe_name(Path(name).stem)):
-            if os.path.lexists(folder) and not folder.is_dir():
-                continue  # a file of the user's
-            manifest = next((m for m in map(disk.manifest_of, _results(folder)) if m is not None), None)
-            if manifest is None or (manifest.get("name"), _identity_of(manifest).get("image")) == (name, digest):
-                return folder
-        raise AssertionError
+        stem, name = self.out / disk.safe_name(Path(explanation.name).stem), disk.slug(explanation.label) + suffix
+        owner = explanation.name, identity["image"]
+        image_folder = next(folder for folder in _numbered(stem) if _is_free_for_image(folder, owner))
+        base = image_folder / disk.slug(_method_name(explanation)) / disk.safe_name(name)
+        return next(folder for folder in _numbered(base) if _is_free_for_result(folder, identity["request"]))
 
 
-def _bytes(path: Path) -> str:
+def _is_free_for_image(folder: Path, owner: tuple[str, str]) -> bool:
+    """Whether the folder of an image belongs to the image of this name and digest, or to nobody."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        return False  # a file of the user's
+    manifest = next((m for m in map(disk.manifest_of, _results(folder)) if m is not None), None)
+    return manifest is None or (manifest.get("name"), _identity_of(manifest).get("image")) == owner
+
+
+def _is_free_for_result(folder: Path, request: str) -> bool:
+    """Whether the folder of a result holds this very result, or nothing."""
+    disk.recover(folder)
+    manifest = disk.manifest_of(folder)
+    if manifest is not None:
+        return bool(_identity_of(manifest).get("request") == request)
+    return not os.path.lexists(folder) or (folder.is_dir() and not disk.unlisted_files(folder))
+
+
+def _digest(path: Path) -> str:
     """Return the digest of an image file; nothing if it cannot be read, which is an error when it is explained."""
     try:
         return file_digest(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,15 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import Interval
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.verdicts import VERDICTS
-from vitreous.results.storage import ResultBase, comma_separated, html_table, plain
+from vitreous.results.storage import (
+    ResultBase,
+    comma_separated,
+    estimate_text,
+    from_plain,
+    html_table,
+    number_text,
+    to_plain,
+)
 from vitreous.viz import plots
 
 __all__ = [
@@ -97,13 +104,13 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        tests = [{**asdict(test), "numbers": dict(test.numbers)} for test in self.tests]
-        return {"verdict": self.verdict, "sentence": self.sentence, "tests": tests}
+        return dict(to_plain(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CheckResult:
         """Return the result whose ``to_json`` this is."""
-        return cls(data["verdict"], data["sentence"], tuple(Finding(**test) for test in data["tests"]))
+        result: CheckResult = from_plain(cls, data)
+        return result
 
 
 @dataclass(frozen=True)
@@ -231,26 +238,12 @@ class MetricAssessment:
     truth_high: float = _NAN
     truth_overall: float = _NAN
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MetricAssessment:
-        """Return the assessment whose plain data this is."""
-        values: dict[str, Any] = {**data, **{name: _NAN for name in _NUMBERS if data[name] is None}}
-        values["steps"] = tuple(Step(**_with_nan(step)) for step in data["steps"])
-        values["scores"] = _with_nan(data["scores"])
-        for name in ("over_seeds", "over_baselines"):
-            row = data[name]
-            values[name] = row and Reliability(**{**_with_nan(row), "runs": tuple(row["runs"])})
-        return cls(**values)
-
     def row(self) -> list[str]:
         """Return it as a row of the printed table."""
-        truth = "-" if math.isnan(self.truth) else f"{self.truth:.2f} [{self.truth_low:.2f}, {self.truth_high:.2f}]"
-        orders = (_text(run.order, ".2f") if run is not None else "-" for run in (self.over_seeds, self.over_baselines))
-        shares = (_text(self.error_rate, ".1%"), truth, _text(self.smallest_share, ".1%"))
-        return [self.metric, self.verdict, *shares, *orders, _text(self.alpha, ".2f"), self.why]
-
-
-_NUMBERS = tuple(name for name, each in MetricAssessment.__dataclass_fields__.items() if each.default is _NAN)
+        truth = estimate_text(self.truth, (self.truth_low, self.truth_high))
+        orders = (number_text(run.order) if run is not None else "-" for run in (self.over_seeds, self.over_baselines))
+        shares = (number_text(self.error_rate, ".1%"), truth, number_text(self.smallest_share, ".1%"))
+        return [self.metric, self.verdict, *shares, *orders, number_text(self.alpha), self.why]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -299,16 +292,6 @@ class MetaEvaluation(ResultBase):
         """How many metrics and scenes there are."""
         return f"{len(self.assessments)} metrics on {self.scenes} scenes"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data; NaN is ``None``."""
-        return {"schema": self.schema, **plain(asdict(self))}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MetaEvaluation:
-        """Return the result whose ``to_json`` this is."""
-        assessments = tuple(MetricAssessment.from_json(row) for row in data["assessments"])
-        return cls(assessments, data["scenes"], data["left_out"], _with_nan(data["closeness"]), data["plan"])
-
     def __str__(self) -> str:
         return f"{super().__str__()}\n\n{self.reading}"
 
@@ -331,14 +314,6 @@ class MetaEvaluation(ResultBase):
         head = ["metric", "verdict", "errors", "truth", "sees", "seeds", "baselines", "alpha", "why"]
         order = sorted(self.assessments, key=lambda assessment: VERDICTS.index(assessment.verdict))
         return [head, *(assessment.row() for assessment in order)]
-
-
-def _text(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
-def _with_nan(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _NAN if value is None else value for name, value in data.items()}
 
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -409,26 +384,19 @@ class Agreement(ResultBase):
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields["mean"] = fields.pop("matrix")
-        return {"schema": self.schema, **plain(fields)}
+        data = super().to_json()
+        return {**data, "mean": data.pop("matrix")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Agreement:
         """Return the agreement whose ``to_json`` this is."""
-        shape = (len(data["methods"]),) * 2
-        mean, low, high = (np.array(data[name], np.float64).reshape(shape) for name in ("mean", "low", "high"))
-        per_image = data["per_image"]
-        if per_image is not None:
-            per_image = np.array(per_image, np.float64).reshape(len(data["images"]), *shape)
-        names = tuple(data["methods"]), tuple(data["images"]), data["by"], data["grid"]
-        return cls(*names, mean, low, high, per_image, data["plan"])
+        return super().from_json({"matrix" if name == "mean" else name: item for name, item in data.items()})
 
     def to_csv(self) -> str:
         """Return one line per pair of methods: mean, interval."""
         numbers = np.stack([self.matrix, self.low, self.high], axis=-1)
         rows = [
-            [one, other, *("" if math.isnan(value) else repr(value) for value in numbers[i, j].tolist())]
+            [one, other, *numbers[i, j].tolist()]
             for i, one in enumerate(self.methods)
             for j, other in enumerate(self.methods)
             if i < j
@@ -455,5 +423,5 @@ class Agreement(ResultBase):
 
     def rows(self) -> list[list[str]]:
         """Return the matrix as printed."""
-        cells = [[_text(value, ".3f") for value in row] for row in self.matrix.tolist()]
+        cells = [[number_text(value, ".3f") for value in row] for row in self.matrix.tolist()]
         return [["", *self.methods], *([name, *row] for name, row in zip(self.methods, cells, strict=True))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ from vitreous.results.storage import (
     read_extras,
     read_map,
     refuse_constant,
+    to_plain,
     versions,
 )
 
@@ -119,12 +120,11 @@ class Explanation:
     origin: Origin | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        low, high = float(self.map.min()), float(self.map.max())
+        extras = f"; extras {', '.join(self.extras)}" if self.extras else ""
         lines = [
             f"Explanation of {self.name}: {self.explained}{self._rather_than}, {self.output}",
             f"method {display_name(self.method)} on {self.model}, which predicts {self.prediction}",
-            f"map {' x '.join(map(str, self.map.shape))}, from {low:.3g} to {high:.3g}"
-            + (f"; extras {', '.join(self.extras)}" if self.extras else ""),
+            f"map {' x '.join(map(str, self.map.shape))}, from {self.map.min():.3g} to {self.map.max():.3g}{extras}",
         ]
         if self.check_result is not None:
             lines.append(f"check {self.check_result.verdict}: {self.check_result.sentence}")
@@ -295,12 +295,12 @@ class Explanation:
             photo, box = self._photo()
             if size is not None and size != "photo":
                 small = viz.resized(photo, size)
-                across, down = small.width / photo.width, small.height / photo.height
-                photo, box = small, (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-            drawn = viz.on_photo(photo, self._array, box, self.scale, opacity, colours)
+                x, y = small.width / photo.width, small.height / photo.height
+                photo, box = small, (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
+            overlay = viz.on_photo(photo, self._array, box, self.scale, opacity, colours)
         else:
-            drawn = viz.overlay(self._background(image, size), self._array, self.scale, opacity, colours)
-        return self._sheet(drawn, caption, colours).image() if caption else drawn
+            overlay = viz.overlay(self._background(image, size), self._array, self.scale, opacity, colours)
+        return self._sheet(overlay, caption, colours).image() if caption else overlay
 
     def extra_image(self, name: str, tile: int = viz.TILE) -> Image.Image:
         """Return a picture of what the method found beside the map.
@@ -358,8 +358,8 @@ class Explanation:
         if not viz.is_picture(path):
             return self.save_folder(path, overwrite=overwrite, original=original, caption=caption)
         disk.check_file(path, overwrite)
-        drawn = self.overlay(original=True) if original else self._large_overlay()
-        disk.write_file(path, viz.encoded(self._sheet(drawn, caption), path), overwrite=overwrite)
+        overlay = self.overlay(original=True) if original else self._large_overlay()
+        disk.write_file(path, viz.encoded(self._sheet(overlay, caption), path), overwrite=overwrite)
         return Path(path)
 
     def save_folder(
@@ -391,7 +391,7 @@ class Explanation:
         return {
             "schema": SCHEMA,
             "created": self.created,
-            **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.request).items()},
+            **to_plain(self.request),
             **self.explained._asdict(),
             "output": self.output,
             "prediction": self.prediction._asdict(),
@@ -423,16 +423,13 @@ class Explanation:
                 explained=ClassProbability(*(manifest[name] for name in ClassProbability._fields)),
                 prediction=ClassProbability(**manifest["prediction"]),
                 image=open_image(io.BytesIO(files["image.png"])),
-                name=manifest["name"],
-                output=manifest["output"],
                 extras={name: torch.from_numpy(value) for name, value in extras.items()},
                 class_names=tuple(manifest["class_names"]),
                 box=None if manifest["box"] is None else tuple(manifest["box"]),
-                source=manifest["source"],
-                created=manifest["created"],
                 key=manifest["identity"],
                 image_digest=manifest["identity"]["image"] if manifest["identity"] else "",
                 check_result=None if manifest["check"] is None else CheckResult.from_json(manifest["check"]),
+                **{field: manifest[field] for field in ("name", "output", "source", "created")},
             )
         except VitreousError:
             raise
@@ -464,8 +461,8 @@ class Explanation:
             return viz.cut_out(*self._photo(), self.image)
         return viz.resized(image or self.image, size) if size is not None else image or self.image
 
-    def _sheet(self, drawn: Image.Image, caption: bool, colours: str | None = None) -> viz.Sheet:
-        return viz.captioned(drawn, self.scale, self.caption, colours) if caption else viz.image_sheet(drawn)
+    def _sheet(self, overlay: Image.Image, caption: bool, colours: str | None = None) -> viz.Sheet:
+        return viz.captioned(overlay, self.scale, self.caption, colours) if caption else viz.image_sheet(overlay)
 
     def _large_overlay(self) -> Image.Image:
         """The overlay in the photograph's own resolution, within reason, or in that of the input if there is none."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -15,7 +15,18 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.metrics.bootstrap import SAMPLES, Difference, Interval, interval, means, p_value, resamples
 from vitreous.metrics.ranking import Array
 from vitreous.registry import check_choice
-from vitreous.results.storage import ResultBase, add_degenerate, aligned, comma_separated, html_table, markdown, plain
+from vitreous.results.storage import (
+    ResultBase,
+    add_degenerate,
+    aligned,
+    comma_separated,
+    estimate_text,
+    from_plain,
+    html_table,
+    markdown,
+    number_text,
+    to_plain,
+)
 from vitreous.viz import plots
 
 __all__ = ["COLUMNS", "THRESHOLD_RULES", "FunnyBirdsChecks", "FunnyBirdsResult"]
@@ -49,6 +60,7 @@ DIMENSIONS = {
 }
 """The axes of the radar, by column."""
 _BY_THRESHOLD = ("csdc", "pc", "dc", "d")
+_SAME = ("plan", "images", "thresholds", "fixed", "accuracy", "background", "skipped")  # as they are in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +230,6 @@ class FunnyBirdsResult(ResultBase):
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
-        same = ("plan", "images", "thresholds", "fixed", "accuracy", "background", "skipped")
         rows = [
             {
                 "name": method,
@@ -241,40 +252,32 @@ class FunnyBirdsResult(ResultBase):
         ]
         return {
             "schema": self.schema,
-            **plain({name: getattr(self, name) for name in same}),
-            "methods": plain(rows),
+            **to_plain({name: getattr(self, name) for name in _SAME}),
+            "methods": to_plain(rows),
             "resampling": {"n_bootstrap": self.n_bootstrap, "seed": self.seed},
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FunnyBirdsResult:
         """Return the result whose ``to_json`` this is."""
-        per_image = {row["name"]: {name: _array(v) for name, v in row["per_image"].items()} for row in data["methods"]}
-        return cls(
-            images=tuple(data["images"]),
-            methods=tuple(per_image),
-            thresholds=_array(data["thresholds"]),
-            fixed=data["fixed"],
-            accuracy=_array(data["accuracy"]),
-            background=_array(data["background"]),
-            checks={
-                method: FunnyBirdsChecks(np.stack([v[name] for name in _BY_THRESHOLD], axis=1), v["sd"], v["ts"])
-                for method, v in per_image.items()
-            },
-            degenerate={row["name"]: row["degenerate"] for row in data["methods"]},
-            skipped=data["skipped"],
-            plan=data["plan"],
-            **data["resampling"],
-        )
+        checks = {}
+        for row in data["methods"]:
+            arrays = {name: np.array(values, np.float64) for name, values in row["per_image"].items()}
+            curves = np.stack([arrays[name] for name in _BY_THRESHOLD], axis=1)
+            checks[row["name"]] = FunnyBirdsChecks(curves, arrays["sd"], arrays["ts"])
+        degenerate = {row["name"]: row["degenerate"] for row in data["methods"]}
+        own = {"methods": tuple(checks), "checks": checks, "degenerate": degenerate, **data["resampling"]}
+        hints = get_type_hints(cls)
+        return cls(**own, **{name: from_plain(hints[name], data[name]) for name in _SAME})
 
     def to_csv(self) -> str:
         """Return one line per method, threshold and column."""
-        rows = [["method", "at", "column", "score", "low", "high"]]
+        rows: list[list[Any]] = [["method", "at", "column", "score", "low", "high"]]
         for method in self.methods:
             for at in THRESHOLD_RULES:
                 for column in COLUMNS:
-                    numbers = self.score(method, column, at), *self.interval(method, column, at)
-                    rows.append([method, at, column, *("" if math.isnan(v) else repr(v) for v in numbers)])
+                    row = [method, at, column, self.score(method, column, at), *self.interval(method, column, at)]
+                    rows.append(row)
         return comma_separated(rows)
 
     def plot(
@@ -333,7 +336,7 @@ class FunnyBirdsResult(ResultBase):
         rows = [["method", "t*", *(f"{COLUMNS[column]} {name}" for column in ("com", "mean") for name in names)]]
         for method in self.methods:
             cells = [self._text(method, column, at) for column in ("com", "mean") for at in THRESHOLD_RULES]
-            rows.append([method, _short(self.threshold(method)), *cells])
+            rows.append([method, number_text(self.threshold(method)), *cells])
         return rows
 
     @property
@@ -342,8 +345,7 @@ class FunnyBirdsResult(ResultBase):
         return f"{len(self.images)} images; skipped: {skipped or 'none'}"
 
     def _text(self, method: str, column: str, at: str) -> str:
-        score, (low, high) = self.score(method, column, at), self.interval(method, column, at)
-        return "-" if math.isnan(score) else f"{_short(score)} [{_short(low)}, {_short(high)}]"
+        return estimate_text(self.score(method, column, at), self.interval(method, column, at))
 
 
 def _independence(harmful: Array, count: Array) -> Array:
@@ -360,11 +362,3 @@ def _best(curves: Array) -> Array:
     """Return the index of the best threshold of each row, the first of equals; the fixed one, the last, is not one."""
     scores = _completeness(curves[..., :-1])
     return np.asarray(np.where(np.isnan(scores), -np.inf, scores).argmax(axis=1))
-
-
-def _short(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
-
-
-def _array(values: Any) -> Array:
-    return np.array(values, np.float64)

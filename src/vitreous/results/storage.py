@@ -10,17 +10,18 @@ import math
 import platform
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args, get_origin, get_type_hints
 from weakref import ref
 
 import numpy as np
 
+from vitreous import __version__
 from vitreous import io as disk
 from vitreous.errors import VitreousError
 from vitreous.html import render
@@ -42,17 +43,22 @@ __all__ = [
     "add_degenerate",
     "aligned",
     "comma_separated",
+    "estimate_text",
+    "from_plain",
     "html_table",
     "latex",
     "markdown",
-    "plain",
+    "number_text",
+    "to_plain",
     "read_extras",
     "read_map",
     "refuse_constant",
+    "text_rows",
     "versions",
 ]
 
 Rows = Sequence[Sequence[str]]
+"""A table as text, the first row its head."""
 MAX_BYTES = 2**31
 """Of a file that is read."""
 _NUMBERS = re.compile(r"\[\s*\n([-\d.eE+,\s]|null)*\]")
@@ -75,11 +81,27 @@ def aligned(rows: Rows) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def comma_separated(rows: Rows) -> str:
+def text_rows(rows: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Return the rows as text: all digits of a number, nothing for NaN."""
+    return [[("" if math.isnan(v) else repr(v)) if isinstance(v, float) else str(v) for v in row] for row in rows]
+
+
+def comma_separated(rows: Sequence[Sequence[Any]]) -> str:
     """Return the rows as CSV."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows(text_rows(rows))
     return text.getvalue()
+
+
+def number_text(value: float, form: str = ".2f") -> str:
+    """Return a number as printed; a dash where there is none."""
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def estimate_text(value: float, interval: Sequence[float], form: str = ".2f") -> str:
+    """Return a number with its interval as printed; a dash where there is none."""
+    low, high = (number_text(end, form) for end in interval)
+    return "-" if math.isnan(value) else f"{value:{form}} [{low}, {high}]"
 
 
 def markdown(rows: Rows) -> str:
@@ -113,22 +135,41 @@ def html_table(rows: Rows, caption: str = "") -> str:
 # -- what results share --------------------------------------------------------------------------------
 
 
-def plain(value: Any) -> Any:
-    """Return plain data, arrays as lists; a number that is not finite is ``None``."""
+def to_plain(value: Any) -> Any:
+    """Return plain data, records and arrays too; a number that is not finite is ``None``."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_plain(kind: Any, data: Any) -> Any:
+    """Return the value of a type of which ``to_plain`` made this: records, arrays, tuples and mappings of numbers."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: from_plain(hints[name], item) for name, item in data.items()})
+    if origin is UnionType:
+        return None if data is None else from_plain(inner[0], data)  # the other type is None
+    if origin is Mapping:
+        return {name: from_plain(inner[1], item) for name, item in data.items()}
+    if origin is tuple:
+        return tuple(from_plain(inner[0], item) for item in data)
+    if origin is np.ndarray:
+        return np.array(data, np.float64)
+    return math.nan if kind is float and data is None else data
 
 
 class ResultBase:
     """A result that prints as a table, shows itself in a notebook, and can be saved and loaded.
 
-    A subclass gives ``to_json``, ``from_json``, ``rows`` (the table as printed, the first row its head) and ``summary``
-    (how much there is, in a few words).
+    A subclass is a dataclass with ``rows`` (the table as printed, the first row its head) and ``summary`` (how much
+    there is, in a few words). It is written field by field, unless it has a ``to_json`` and ``from_json`` of its own.
     """
 
     schema: ClassVar[str]
@@ -145,12 +186,13 @@ class ResultBase:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
-        raise NotImplementedError
+        return {"schema": self.schema, **to_plain(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the result whose ``to_json`` this is."""
-        raise NotImplementedError
+        result: Self = from_plain(cls, {name: item for name, item in data.items() if name != "schema"})
+        return result
 
     def to_csv(self) -> str:
         """Return the table as CSV."""
@@ -172,8 +214,13 @@ class ResultBase:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what was saved as ``.json``."""
-        with _reading(path, cls.schema, cls.noun) as data:
+        data = disk.read_json(path, MAX_BYTES)
+        try:
+            if data.get("schema") != cls.schema:
+                raise VitreousError(f"{path} is no {cls.noun} of the schema {cls.schema}, but {data.get('schema')!r}")
             return cls.from_json(data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise VitreousError(f"{path} is no {cls.noun}: {type(error).__name__} {error}") from None
 
     def _file_csv(self) -> str:
         return self.to_csv()
@@ -186,18 +233,6 @@ class ResultBase:
 
     def _repr_html_(self) -> str:
         return html_table(self.rows(), self.summary)
-
-
-@contextmanager
-def _reading(path: str | Path, schema: str, noun: str) -> Iterator[dict[str, Any]]:
-    """Give the data of a JSON file of a schema; what is wrong with it is one line that names the file."""
-    data = disk.read_json(path, MAX_BYTES)
-    try:
-        if data.get("schema") != schema:
-            raise VitreousError(f"{path} is no {noun} of the schema {schema}, but {data.get('schema')!r}")
-        yield data
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise VitreousError(f"{path} is no {noun}: {type(error).__name__} {error}") from None
 
 
 def _json_text(data: Any) -> str:
@@ -262,18 +297,9 @@ class ResultIdentity:
 
     def digest(self, image: str, target: int | None) -> str:
         """Return the digest of the result for one image and the class that was explained in the end."""
-        facts = {
-            "facts": {"weights": self.weights, "dtype": self.dtype, "device": self.device},
-            "method": self.method,
-            "target": target,
-            "contrast": self.contrast,
-            "output": self.output,
-            "class_subset": self.class_subset,
-            "compare_classes": self.compare_classes,
-            "grid": self.grid,
-            "seed": self.seed,
-            "picture": image,
-        }
+        names = ("method", "contrast", "output", "class_subset", "compare_classes", "grid", "seed")
+        model = {"weights": self.weights, "dtype": self.dtype, "device": self.device}
+        facts = {"facts": model, "target": target, "picture": image, **{name: getattr(self, name) for name in names}}
         return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def to_json(self, image: str, target: int | None) -> dict[str, str]:
@@ -330,10 +356,8 @@ class ExplanationRequest:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> ExplanationRequest:
         """Return the request that a manifest records."""
-        values: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            values[name] = tuple(manifest[name]) if isinstance(manifest[name], list) else manifest[name]
-        return cls(**values)
+        request: ExplanationRequest = from_plain(cls, {name: manifest[name] for name in cls.__dataclass_fields__})
+        return request
 
 
 class Origin(NamedTuple):
@@ -384,12 +408,10 @@ def refuse_constant(text: str) -> float:
 
 def versions() -> dict[str, str]:
     """Return the versions of what an explanation is made with."""
-    found = {"python": platform.python_version()}
-    for package in ("vitreous", "torch", "timm", "numpy", "pillow"):
+    by_package = {"python": platform.python_version(), "vitreous": __version__}
+    for package in ("torch", "timm", "numpy", "pillow"):
         try:
-            found[package] = version(package)
+            by_package[package] = version(package)
         except PackageNotFoundError:
-            from vitreous import __version__
-
-            found[package] = __version__ if package == "vitreous" else "unknown"
-    return found
+            by_package[package] = "unknown"
+    return by_package

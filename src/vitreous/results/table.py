@@ -29,9 +29,22 @@ from vitreous.metrics.bootstrap import (
 from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.verdicts import Verdict, verdict
 from vitreous.results import table_plots
-from vitreous.results.storage import ResultBase, add_degenerate, comma_separated, latex, markdown, plain
+from vitreous.results.storage import (
+    ResultBase,
+    add_degenerate,
+    comma_separated,
+    estimate_text,
+    from_plain,
+    latex,
+    markdown,
+    number_text,
+    text_rows,
+    to_plain,
+)
 
 __all__ = ["ScoreRecord", "ScoreTable"]
+
+_RESAMPLING = ("n_bootstrap", "seed", "groups")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,8 +277,8 @@ class ScoreTable(ResultBase):
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data; NaN is ``None``."""
         metrics = [
-            {"name": name, "higher_is_better": self.higher_is_better[name], "verdict": found and found.verdict}
-            for name, found in self.meta_verdicts.items()
+            {"name": name, "higher_is_better": self.higher_is_better[name], "verdict": verdict and verdict.verdict}
+            for name, verdict in self.meta_verdicts.items()
         ]
         methods = [
             {
@@ -275,17 +288,14 @@ class ScoreTable(ResultBase):
             }
             for method in self.methods
         ]
-        resampling = {
-            "n_bootstrap": self.n_bootstrap, "seed": self.seed, "groups": self.groups and list(self.groups)
-        }  # fmt: skip
         return {
             "schema": self.schema,
             "plan": dict(self.plan),
             "images": list(self.images),
             "metrics": metrics,
             "methods": methods,
-            "confidence": plain(self.confidence),
-            "resampling": resampling,
+            "confidence": to_plain(self.confidence),
+            "resampling": to_plain({name: getattr(self, name) for name in _RESAMPLING}),
         }
 
     def _cell_json(self, method: str, metric: str) -> dict[str, Any]:
@@ -306,28 +316,28 @@ class ScoreTable(ResultBase):
                 name: {"x": curve.x, "y": [[float(f"{value:.7g}") for value in row] for row in curve.y.tolist()]}
                 for name, curve in curves.items()
             }
-        return dict(plain(cell))
+        return dict(to_plain(cell))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ScoreTable:
         """Return the table whose ``to_json`` this is; its metrics must be registered here."""
         names = [row["name"] for row in data["metrics"]]
-        resampling = data["resampling"]
+        groups = data["resampling"]["groups"]
         cells = {(row["name"], name): cell for row in data["methods"] for name, cell in row["scores"].items()}
         return cls(
             images=tuple(data["images"]),
             methods=tuple(row["name"] for row in data["methods"]),
             metrics=tuple(names),
-            parts={key: as_parts(_array(cell.get("parts", cell["per_image"]))) for key, cell in cells.items()},
+            parts={
+                key: as_parts(np.array(cell.get("parts", cell["per_image"]), np.float64)) for key, cell in cells.items()
+            },
             definitions={name: get_metric(data["plan"]["metrics"][name]["spec"]) for name in names},
             degenerate={row["name"]: row["degenerate"] for row in data["methods"]},
-            confidence=dict(zip(data["confidence"], map(_array, data["confidence"].values()), strict=True)),
-            curves={key: _curves(cell.get("curves", {})) for key, cell in cells.items()},
+            confidence=from_plain(Mapping[str, Array], data["confidence"]),
+            curves={key: from_plain(Mapping[str, Curve], cell.get("curves", {})) for key, cell in cells.items()},
             plan=data["plan"],
-            n_bootstrap=resampling["n_bootstrap"],
-            seed=resampling["seed"],
-            groups=resampling["groups"] and tuple(resampling["groups"]),
-            seed_sd={key: float(_array(cell["seed_sd"])) for key, cell in cells.items() if "seed_sd" in cell},
+            seed_sd={key: from_plain(float, cell["seed_sd"]) for key, cell in cells.items() if "seed_sd" in cell},
+            **{**data["resampling"], "groups": groups and tuple(groups)},
         )
 
     def to_csv(self, path: str | Path | None = None, *, per_image: bool = False, overwrite: bool = False) -> str:
@@ -342,7 +352,7 @@ class ScoreTable(ResultBase):
         overwrite : bool, default False
             Replace what is there.
         """
-        text = comma_separated([list(map(_digits, row)) for row in self._lines(per_image)])
+        text = comma_separated(self.long_rows(per_image))
         if path is not None:
             disk.write_file(Path(path), text.encode(errors="surrogateescape"), overwrite=overwrite)
         return text
@@ -356,7 +366,7 @@ class ScoreTable(ResultBase):
             import pandas
         except ImportError:
             raise VitreousError("to_pandas needs pandas, which is not installed; to_csv does without") from None
-        head, *rows = self._lines(per_image)
+        head, *rows = self.long_rows(per_image)
         return pandas.DataFrame(rows, columns=head)
 
     def to_markdown(self, *, per_image: bool = False) -> str:
@@ -403,22 +413,24 @@ class ScoreTable(ResultBase):
 
     def rows(self) -> list[list[str]]:
         """Return the table as printed: means with their intervals, and what meta-evaluation says of the metrics."""
-        head = ["method"]
-        for metric, up in self.higher_is_better.items():
-            head += [f"{metric} {'↑' if up else '↓'}", *(["between seeds"] if self.seed_sd else [])]
-        rows = [head, *([method, *self._texts(method)] for method in self.methods)]
+        rows, last = [["method"], *([method] for method in self.methods)], ["meta-evaluation"]
+        for metric, shipped in self.meta_verdicts.items():
+            rows[0].append(f"{metric} {'↑' if self.higher_is_better[metric] else '↓'}")
+            last.append(shipped.verdict if shipped else "")
+            for row, method in zip(rows[1:], self.methods, strict=True):
+                row.append(estimate_text(self.mean(method, metric), self.interval(method, metric), ".4f"))
+            if self.seed_sd:
+                rows[0].append("between seeds")
+                last.append("")
+                for row, method in zip(rows[1:], self.methods, strict=True):
+                    row.append(number_text(self.seed_sd[method, metric], ".4f"))
         add_degenerate(rows, "degenerate maps", self.degenerate)
-        verdicts = [found.verdict if found else "" for found in self.meta_verdicts.values()]
-        if any(verdicts):
-            last = ["meta-evaluation", *[""] * (len(head) - 1)]
-            last[1 : len(verdicts) * (2 if self.seed_sd else 1) + 1 : 2 if self.seed_sd else 1] = verdicts
-            rows.append(last)
-        return rows
+        return [*rows, [*last, *[""] * (len(rows[0]) - len(last))]] if any(last[1:]) else rows
 
     def _text_rows(self, per_image: bool) -> list[list[str]]:
-        return [list(map(_digits, row)) for row in self._lines(True)] if per_image else self.rows()
+        return text_rows(self.long_rows(True)) if per_image else self.rows()
 
-    def _lines(self, per_image: bool) -> list[list[Any]]:
+    def long_rows(self, per_image: bool) -> list[list[Any]]:
         """Return one row per method and metric, or per image, method and metric, with a head."""
         if per_image:
             scores = [
@@ -433,29 +445,3 @@ class ScoreTable(ResultBase):
             deviation = [self.seed_sd[cell]] if self.seed_sd else []
             rows.append([*cell, self.mean(*cell), *self.interval(*cell), int((~np.isnan(values)).sum()), *deviation])
         return rows
-
-    def _texts(self, method: str) -> list[str]:
-        """Return the cells of a method as printed, and their deviations between seeds where there are several."""
-        texts = []
-        for metric in self.metrics:
-            mean, (low, high) = self.mean(method, metric), self.interval(method, metric)
-            texts.append("-" if math.isnan(mean) else f"{mean:.4f} [{low:.4f}, {high:.4f}]")
-            if self.seed_sd:
-                deviation = self.seed_sd[method, metric]
-                texts.append("-" if math.isnan(deviation) else f"{deviation:.4f}")
-        return texts
-
-
-def _digits(value: Any) -> str:
-    """Return a cell of a file: all digits of a number, nothing for NaN."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else repr(value)
-    return str(value)
-
-
-def _curves(data: Mapping[str, Any]) -> dict[str, Curve]:
-    return {name: Curve(_array(curve["x"]), _array(curve["y"])) for name, curve in data.items()}
-
-
-def _array(values: Any) -> Array:
-    return np.array(values, np.float64)

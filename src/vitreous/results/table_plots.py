@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ _PARAMETERS = {"start": "start layer", "layer": "layer"}
 _SHAPE = ImageShape((224, 224), (14, 14))
 _PROBABILITIES = ("insertion", "deletion", "least relevant first", "most relevant first")
 _MANY_TICKS = 13
+_BANDS = "bands are 95 % bootstrap intervals."
 
 
 # -- sweeps --------------------------------------------------------------------------------------------
@@ -48,14 +50,9 @@ class Sweep:
     """Some methods in the order of the number that sets them apart; the name has ``…`` in its place."""
 
     name: str
-    parameter: str
+    x_label: str
     methods: tuple[str, ...]
     x: tuple[float, ...]
-
-    @property
-    def x_label(self) -> str:
-        """What the number is, in words."""
-        return _PARAMETERS.get(self.parameter, self.parameter)
 
 
 def sweeps(methods: Sequence[str]) -> list[Sweep]:
@@ -70,12 +67,12 @@ def sweeps(methods: Sequence[str]) -> list[Sweep]:
     families = {family: members for family, members in families.items() if len(members) > 1}
     if not families:
         raise VitreousError("no two methods differ in one number only; give methods and x")
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     for (_, parameter), members in families.items():
-        sizes[parameter] = sizes.get(parameter, 0) + len(members)
-    most = max(sizes, key=lambda parameter: sizes[parameter])
+        sizes[parameter] += len(members)
+    ((most, _),) = sizes.most_common(1)
     return [
-        Sweep(name, parameter, tuple(members[x] for x in sorted(members)), tuple(sorted(members)))
+        Sweep(name, _PARAMETERS.get(most, most), tuple(members[x] for x in sorted(members)), tuple(sorted(members)))
         for (name, parameter), members in families.items()
         if parameter == most
     ]
@@ -102,23 +99,15 @@ def sweep(
     width: str | float = "column",
 ) -> plots.Figure:
     """Draw scores over the number that sets methods apart, and those of ``contrast`` as level lines."""
-    found = _sweeps_of(methods, x, name)
+    chosen = _sweeps_of(methods, x, name)
     levels = [level for level in ("random",) if level in table.methods] if contrast is None else list(contrast)
-    lines = [_score_line(table, metric, one.name, one.methods, one.x) for one in found]
+    lines = [_score_line(table, metric, one.name, one.methods, one.x) for one in chosen]
     flat = [_score_line(table, metric, display_name(level), [level], [0.0]) for level in levels]
-    ticks = sorted({value for one in found for value in one.x})
-    panel = plots.LinePanel(
-        "",
-        lines,
-        x_label or found[0].x_label,
-        "score",
-        markers=True,
-        levels=flat,
-        x_ticks=ticks if len(ticks) < _MANY_TICKS else (),
-    )
-    look = plots.line_styles([line.name for line in (*lines, *flat)])
-    note = _note(table, metric, "bands are 95 % bootstrap intervals.")
-    return plots.lines([panel], metric, note, styles=look, width=width)
+    ticks = sorted({value for one in chosen for value in one.x})
+    x_ticks, x_label = ticks if len(ticks) < _MANY_TICKS else (), x_label or chosen[0].x_label
+    panel = plots.LinePanel("", lines, x_label, "score", markers=True, levels=flat, x_ticks=x_ticks)
+    styles = plots.line_styles([line.name for line in (*lines, *flat)])
+    return plots.lines([panel], metric, _note(table, metric, _BANDS), styles=styles, width=width)
 
 
 def _score_line(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> plots.Series:
@@ -138,18 +127,17 @@ def histogram(
     width: str | float = "column",
 ) -> plots.Figure:
     """Draw how many images have their best score where; of equal scores, the first."""
-    found = _sweeps_of(methods, x, name)
-    if len(found) > 1:
-        raise VitreousError(f"name the methods of one sweep: {', '.join(one.name for one in found)}")
-    scores = np.stack([table[method, metric] for method in found[0].methods])
+    chosen, *others = _sweeps_of(methods, x, name)
+    if others:
+        raise VitreousError(f"name the methods of one sweep: {', '.join(one.name for one in (chosen, *others))}")
+    scores = np.stack([table[method, metric] for method in chosen.methods])
     scores = scores[:, ~np.isnan(scores).any(axis=0)]
     best = scores.argmax(axis=0) if table.higher_is_better[metric] else scores.argmin(axis=0)
-    counts: Array = np.bincount(best, minlength=len(found[0].methods))
-    label = x_label or found[0].x_label
+    counts = [int((best == index).sum()) for index in range(len(chosen.methods))]
+    label = x_label or chosen.x_label
     note = f"How many of {len(best)} images have their best score ({_direction(table, metric)}) where."
-    title = f"{metric}: best {label} of {found[0].name}"
-    names = [f"{value:g}" for value in found[0].x]
-    return plots.histogram(counts.tolist(), names, title, note, x_label=label, width=width)
+    title = f"{metric}: best {label} of {chosen.name}"
+    return plots.histogram(counts, [f"{value:g}" for value in chosen.x], title, note, x_label=label, width=width)
 
 
 # -- one figure for each kind --------------------------------------------------------------------------
@@ -162,7 +150,7 @@ def bars(table: ScoreTable, metric: str, methods: Sequence[str], *, width: str |
         metric,
         _note(table, metric, "lines are 95 % bootstrap intervals."),
         higher_is_better=table.higher_is_better[metric],
-        styles=_looks(table),
+        styles=_styles(table),
         width=width,
     )
 
@@ -177,7 +165,7 @@ def curves(
 ) -> plots.Figure:
     """Draw the curves that a metric is read from, or some of them by name."""
     by_method = {name: table.curves.get((name, metric), {}) for name in methods}
-    available = list(dict.fromkeys(name for found in by_method.values() for name in found))
+    available = list(dict.fromkeys(name for by_name in by_method.values() for name in by_name))
     if not available:
         raise VitreousError(f"this table kept no curves of {metric}; kind='bars' draws its means")
     names = available if curves is None else [curves] if isinstance(curves, str) else list(curves)
@@ -187,27 +175,27 @@ def curves(
     labels = _curve_labels(table, metric, available)
     panels = []
     for name in names:
-        found = {method: curves[name] for method, curves in by_method.items() if name in curves}
-        panels.append(plots.LinePanel(name, _bands(table, found), *labels[name]))
-    note = _note(table, metric, "bands are 95 % bootstrap intervals.")
-    return plots.lines(panels, metric, note, styles=_looks(table), width=width)
+        lines = _bands(table, {method: by_name[name] for method, by_name in by_method.items() if name in by_name})
+        panels.append(plots.LinePanel(name, lines, *labels[name]))
+    return plots.lines(panels, metric, _note(table, metric, _BANDS), styles=_styles(table), width=width)
 
 
 def _curve_labels(table: ScoreTable, metric: str, names: Sequence[str]) -> dict[str, tuple[str, str, str]]:
     """Return the labels of both axes of each curve, and which way is better, from the states behind it."""
     definition = table.definitions[metric]
-    requests = definition.requests(_SHAPE).values()
-    removals: Sequence[RankedRemoval | None] = [
-        request for request in requests if isinstance(request, RankedRemoval) and request.by == "map"
+    removals = [
+        request
+        for request in definition.requests(_SHAPE).values()
+        if isinstance(request, RankedRemoval) and request.by == "map"
     ]
-    if len(removals) != len(names):
-        removals = [None] * len(names)
     by = getattr(definition, "by", "probability")
-    own = by if by in ("probability", "accuracy") else ""
-    return {
-        name: _labels_of(removal, definition.x_axis, own if own and name in _PROBABILITIES else name)
-        for name, removal in zip(names, removals, strict=True)
-    }
+    shared_label = by if by in ("probability", "accuracy") else ""
+    labels = {}
+    for index, name in enumerate(names):
+        removal = removals[index] if len(removals) == len(names) else None
+        y_label = shared_label if shared_label and name in _PROBABILITIES else name
+        labels[name] = _labels_of(removal, definition.x_axis, y_label)
+    return labels
 
 
 def _labels_of(removal: RankedRemoval | None, x_axis: str, y_label: str) -> tuple[str, str, str]:
@@ -250,8 +238,8 @@ def bins(
     by_method = {name: table.bins(name, metric, count, by, confidence, relative) for name in methods}
     first = next(iter(by_method.values()))
     means = {
-        display_name(name): [plots.Mean(b.mean, *b.interval, b.count, b.thin) for b in found]
-        for name, found in by_method.items()
+        display_name(name): [plots.Mean(one.mean, *one.interval, one.count, one.thin) for one in own]
+        for name, own in by_method.items()
     }
     scaled = ", scores divided by the confidence" if relative else ""
     return plots.bins(
@@ -262,7 +250,7 @@ def bins(
         f"pale on grey: fewer than {THIN} images.",
         x_label=f"probability of the {'predicted' if confidence == 'pred' else 'true'} class",
         y_label="score / confidence" if relative else "score",
-        styles=_looks(table),
+        styles=_styles(table),
         width=width,
     )
 
@@ -283,20 +271,6 @@ def _correlation(one: Array, other: Array) -> float:
     return float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
 
 
-def _radar_metrics(
-    table: ScoreTable, metric: str | None, metrics: Sequence[str] | None, names: Sequence[str] | None
-) -> list[str]:
-    if metric is not None:
-        raise VitreousError("a radar has a metric on each of its axes: give metrics=[…] instead of one")
-    chosen = [_metric_of(table, name) for name in metrics or table.metrics]
-    lower = [name for name in chosen if not table.higher_is_better[name]]
-    if lower:
-        raise VitreousError(f"{lower[0]} is better when lower, and the rim of a radar is the best")
-    if names is not None and len(names) != len(chosen):
-        raise VitreousError(f"{len(names)} names do not fit {len(chosen)} metrics")
-    return chosen
-
-
 def radar(
     table: ScoreTable,
     metric: str | None,
@@ -307,17 +281,21 @@ def radar(
     width: str | float = "column",
 ) -> plots.Figure:
     """Draw means with a metric on each axis; all of them must be better when higher."""
-    chosen = _radar_metrics(table, metric, metrics, names)
-    labels = [display_name(method) for method in methods]
-    means = [[table.mean(method, name) for name in chosen] for method in methods]
-    spans = [[table.interval(method, name) for name in chosen] for method in methods]
+    if metric is not None:
+        raise VitreousError("a radar has a metric on each of its axes: give metrics=[…] instead of one")
+    chosen = [_metric_of(table, name) for name in metrics or table.metrics]
+    lower = [name for name in chosen if not table.higher_is_better[name]]
+    if lower:
+        raise VitreousError(f"{lower[0]} is better when lower, and the rim of a radar is the best")
+    if names is not None and len(names) != len(chosen):
+        raise VitreousError(f"{len(names)} names do not fit {len(chosen)} metrics")
     return plots.radar(
         names or chosen,
-        dict(zip(labels, means, strict=True)),
+        {display_name(method): [table.mean(method, name) for name in chosen] for method in methods},
         "",
         f"Mean of {_images(table)} from 0 (centre) to 1 (rim): higher is better. Bars are 95 % bootstrap intervals.",
-        intervals=dict(zip(labels, spans, strict=True)),
-        styles=_looks(table),
+        intervals={display_name(method): [table.interval(method, name) for name in chosen] for method in methods},
+        styles=_styles(table),
         width=width,
     )
 
@@ -341,6 +319,9 @@ def states_strip(
     metric, and ``steps`` which of them to show. Under each stands the probability of ``target``, or else of the
     predicted class. Cost: a forward for every picture.
     """
+    wrong_steps = [step for step in steps or () if not 0 <= step < len(request.spans)]
+    if wrong_steps:
+        raise VitreousError(f"step {wrong_steps[0]} is not one of the {len(request.spans)} states")
     if request.unit != "pixel":
         raise VitreousError(f"only states of pixels are pictures that the model saw, not those of {request.unit}s")
     check_choice("interpolation", interpolation, ("bilinear", "nearest"))
@@ -348,29 +329,18 @@ def states_strip(
     if len(image) != 1 or not maps:
         raise VitreousError(f"a strip shows one image and at least one map, not {len(image)} and {len(maps)}")
     index = int(model.logits(image).argmax()) if target is None else model.class_index(target)
-    shown = RankedRemoval(request.unit, request.baseline, request.keep, _spans_of(request, steps))
+    sample = request if steps is None else replace(request, spans=tuple(request.spans[step] for step in steps))
+    options: dict[str, Any] = {"interpolation": interpolation, "tie_breaking": tie_breaking, "seed": seed}
     rows, notes = {}, {}
     for name, map in maps.items():
-        (states,) = perturbed(
-            model, image, torch.as_tensor(map)[None], shown,
-            interpolation=interpolation, tie_breaking=tie_breaking, seed=seed,
-        )  # fmt: skip
+        (states,) = perturbed(model, image, torch.as_tensor(map)[None], sample, **options)
         rows[name] = [model.preprocess.to_image(state) for state in states]
         probabilities = model.logits(states).double().softmax(dim=1)[:, index].tolist()
         notes[name] = [format(probability, ".2f") for probability in probabilities]
     size = image.shape[-1] * image.shape[-2]
-    columns = [f"{count / size:.0%} {'kept' if request.keep else 'removed'}" for count in shown.counts]
+    columns = [f"{count / size:.0%} {'kept' if request.keep else 'removed'}" for count in sample.counts]
     note = f"Under each picture the probability of {model.label(index)}; pixels in the order of each map."
     return plots.strips(rows, columns, notes, "", note, width=width)
-
-
-def _spans_of(request: RankedRemoval, steps: Sequence[int] | None) -> tuple[tuple[int, int], ...]:
-    if steps is None:
-        return request.spans
-    for step in steps:
-        if not 0 <= step < len(request.spans):
-            raise VitreousError(f"step {step} is not one of the {len(request.spans)} states")
-    return tuple(request.spans[step] for step in steps)
 
 
 def _metric_of(table: ScoreTable, metric: str | None) -> str:
@@ -395,9 +365,9 @@ def _note(table: ScoreTable, metric: str, more: str) -> str:
     return f"{_direction(table, metric).capitalize()}. Mean of {_images(table)}; {more}"
 
 
-def _looks(table: ScoreTable) -> dict[str, plots.LineStyle]:
-    """Return the looks by the names that figures show: a method has one colour in all figures of a table."""
-    return {display_name(name): look for name, look in plots.line_styles(table.methods).items()}
+def _styles(table: ScoreTable) -> dict[str, plots.LineStyle]:
+    """Return the styles by the names that figures show: a method has one colour in all figures of a table."""
+    return {display_name(name): style for name, style in plots.line_styles(table.methods).items()}
 
 
 # -- what tables call ----------------------------------------------------------------------------------
@@ -424,9 +394,15 @@ def plot(
     options: Mapping[str, Any],
 ) -> plots.Figure:
     """Draw one figure of a table: see ``ScoreTable.plot``."""
-    _check_kind(kind)
+    if kind in ("strips", "cascade"):
+        raise VitreousError(f"a table keeps no pictures: draw {kind} with vitreous.viz.plots.{kind}")
+    if kind is not None and kind not in KINDS:
+        raise VitreousError(f"kind={kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     plots.require()
-    _check_path(path, overwrite)
+    if path is not None:
+        if Path(path).suffix.lower() not in plots.FORMATS:
+            raise VitreousError(f"could not write {path}: a figure must end in one of {', '.join(plots.FORMATS)}")
+        disk.check_file(path, overwrite)
     chosen = table.methods if methods is None else (methods,) if isinstance(methods, str) else tuple(methods)
     if not chosen:
         raise VitreousError("there are no methods to draw")
@@ -441,20 +417,6 @@ def plot(
     if path is not None:
         plots.save(figure, path, overwrite=overwrite)
     return figure
-
-
-def _check_kind(kind: str | None) -> None:
-    if kind in ("strips", "cascade"):
-        raise VitreousError(f"a table keeps no pictures: draw {kind} with vitreous.viz.plots.{kind}")
-    if kind is not None and kind not in KINDS:
-        raise VitreousError(f"kind={kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
-
-
-def _check_path(path: str | Path | None, overwrite: bool) -> None:
-    if path is not None:
-        if Path(path).suffix.lower() not in plots.FORMATS:
-            raise VitreousError(f"could not write {path}: a figure must end in one of {', '.join(plots.FORMATS)}")
-        disk.check_file(path, overwrite)
 
 
 def _check_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -474,7 +436,7 @@ def save_figures(table: ScoreTable, folder: str | Path, *, overwrite: bool = Fal
     with disk.folder(folder, overwrite=overwrite) as draft:
         for metric in table.metrics:
             for kind, options in _kinds_of(table, metric).items():
-                figure = plot(table, kind, metric, None, None, False, options)
+                figure = KINDS[kind](table, metric, table.methods, **options)
                 name = _free_name(f"{disk.slug(metric)}-{kind}", [row["file"].lower() for row in written])
                 draft.write(name, plots.encoded(figure, name))
                 written.append({"file": name, "kind": kind, "metric": disk.slug(metric)})

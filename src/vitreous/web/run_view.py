@@ -30,7 +30,7 @@ from vitreous.errors import TargetError, VitreousError, one_line
 from vitreous.methods import get_method
 from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
-from vitreous.results.storage import plain
+from vitreous.results.storage import to_plain
 from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import encode_array
 from vitreous.web.security import Refused
@@ -207,8 +207,8 @@ class RunPart:
         return {
             "picture": self.digests[row],
             "name": self.names[row],
-            "confidence": plain(facts.confidence[row]),
-            "chance": plain(facts.true_confidence[row]),
+            "confidence": to_plain(facts.confidence[row]),
+            "chance": to_plain(facts.true_confidence[row]),
             "predicted": predicted,
             "true": true,
             "correct": None if facts.correct[row] == UNKNOWN else bool(facts.correct[row]),
@@ -222,7 +222,7 @@ class RunPart:
             method = get_method(spec)
         except VitreousError:  # maps of others, or a plugin that is not here
             return {**entry, "signed": None, "passes": None}
-        return {**entry, "signed": None if method.signed else False, "passes": plain(float(sum(method.cost)))}
+        return {**entry, "signed": None if method.signed else False, "passes": to_plain(float(sum(method.cost)))}
 
     # -- choosing ----------------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class RunPart:
             "up": column.higher_is_better,
             "digits": column.digits,
             "span": None if column.span == (0.0, 0.0) else list(column.span),
-            "chance": plain(column.chance),
+            "chance": to_plain(column.chance),
             "trial": None if trial is None else {"verdict": trial.verdict, "text": str(trial)},
         }
 
@@ -317,7 +317,7 @@ class RunPart:
         cell = self.result.cell(name, metric)
         if cell is None:
             return None
-        facts = {key: plain(value) for key, value in dataclasses.asdict(cell).items()}
+        facts = {key: to_plain(value) for key, value in dataclasses.asdict(cell).items()}
         renamed = {new: facts.pop(old) for new, old in (("low", "lower"), ("high", "upper"), ("best", "is_best"))}
         shared = facts.pop("shared") or None
         return {**facts, **renamed, "word": cell.word or None, "mark": shared}

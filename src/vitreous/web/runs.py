@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from vitreous.errors import VitreousError, one_line
 from vitreous.models import VisionModel
-from vitreous.results.storage import plain
+from vitreous.results.storage import to_plain
 from vitreous.web.run_store import Data
 from vitreous.web.run_view import Filters, OpenedRun, RunFolder, RunPart
 from vitreous.web.schemas import first_error
@@ -159,10 +159,10 @@ def _scores(part: RunPart, query: ScoresQuery) -> dict[str, Any]:
         "pictures": [part.digests[row] for row in sample],
         "names": [part.names[row] for row in sample],
         "columns": [
-            {"method": method, "metric": metric, "scores": plain(column[sample]), "mean": _mean(column[rows])}
+            {"method": method, "metric": metric, "scores": to_plain(column[sample]), "mean": _mean(column[rows])}
             for method, metric, column in zip(query.method, query.metric, columns, strict=True)
         ],
-        "confidence": plain(facts.confidence[sample]),
+        "confidence": to_plain(facts.confidence[sample]),
         "predicted": facts.predicted[sample].tolist(),
         "true": facts.true[sample].tolist(),
         "correct": facts.correct[sample].tolist(),
@@ -212,12 +212,12 @@ def _image(part: RunPart, query: ImageQuery) -> dict[str, Any]:
             {
                 **part.describe_method(name),
                 "map": part.map(row, name, metric),
-                "scores": {other: plain(part.scores(name, other)[row]) for other in table.metrics},
+                "scores": {other: to_plain(part.scores(name, other)[row]) for other in table.metrics},
             }
             for name in table.methods
         ],
         "curves": [
-            {"name": name, "x": plain(curve.x), "y": plain(curve.y[row]), "mean": plain(np.nanmean(curve.y, axis=0))}
+            to_plain({"name": name, "x": curve.x, "y": curve.y[row], "mean": np.nanmean(curve.y, axis=0)})
             for name, curve in table.curves.get((method, metric), {}).items()
             if not np.isnan(curve.y[row]).any()
         ],
