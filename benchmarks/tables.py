@@ -25,7 +25,8 @@ from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import Options
 from vitreous.benchmark.executors import run
 from vitreous.benchmark.pack import pack, unpack
-from vitreous.benchmark.protocol import DataSpec, Protocol, protocol_from_json, read, replace_model
+from vitreous.benchmark.protocol import DataSpec, Protocol, read, replace_model
+from vitreous.benchmark.protocol_io import protocol_from_json
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.results.storage import markdown

@@ -14,7 +14,8 @@ from commands import run as command
 from tiny_benchmark import QUICK, TOML, bench, tiny, two_sets
 from vitreous.benchmark.changes import Changes, apply_changes, resume_protocol
 from vitreous.benchmark.data import Options
-from vitreous.benchmark.protocol import Protocol, protocol_from_json, read
+from vitreous.benchmark.protocol import Protocol, read
+from vitreous.benchmark.protocol_io import protocol_from_json
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.worker import Worker

@@ -24,12 +24,12 @@ from vitreous.benchmark.protocol import (
     ModelSpec,
     Protocol,
     add_model,
-    protocol_from_json,
     read,
     replace_model,
     shipped,
     with_models,
 )
+from vitreous.benchmark.protocol_io import protocol_from_json
 from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.code_digest import is_external, is_unknown
 from vitreous.errors import VitreousError, nearest, one_line

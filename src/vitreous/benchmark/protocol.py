@@ -6,14 +6,15 @@ its field; ``protocol_io`` checks a file to the last word before anything runs.
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError, nearest, one_line
+from vitreous.registry.citations import PAPERS
 
 __all__ = [
     "REQUIRES",
@@ -25,7 +26,6 @@ __all__ = [
     "Protocol",
     "Published",
     "add_model",
-    "protocol_from_json",
     "read",
     "replace_model",
     "shipped",
@@ -54,25 +54,16 @@ def _source_names() -> Collection[str]:
     return source_names()
 
 
-def _papers() -> Collection[str]:
-    from vitreous.registry.citations import PAPERS
-
-    return PAPERS
-
-
 def _figures() -> Collection[str]:
     from vitreous.results.table_plots import KINDS
 
     return KINDS
 
 
-def _config_choices(name: str) -> Callable[[], Collection[str]]:
-    def choices() -> Collection[str]:
-        from vitreous.metrics import EvaluationConfig
+def _config_choices() -> Mapping[str, Collection[str]]:
+    from vitreous.metrics import EvaluationConfig
 
-        return EvaluationConfig.choices()[name]
-
-    return choices
+    return EvaluationConfig.choices()
 
 
 @dataclass(frozen=True)
@@ -130,15 +121,15 @@ class EvaluationSpec:
     """
 
     metrics: tuple[str, ...] = field(metadata={"filled": True})
-    target: str = checked("pred", choices=_config_choices("target"))
+    target: str = checked("pred", choices=lambda: _config_choices()["target"])
     seeds: tuple[int, ...] = checked((0,), filled=True, least=0, unique=True)
     reference: str | None = None
     controls: bool = True
-    output: str = checked("logit", choices=_config_choices("output"))
-    precision: str = checked("float32", choices=_config_choices("precision"))
-    interpolation: str = checked("bilinear", choices=_config_choices("interpolation"))
-    tie_breaking: str = checked("random", choices=_config_choices("tie_breaking"))
-    nan_policy: str = checked("exclude", choices=_config_choices("nan_policy"))
+    output: str = checked("logit", choices=lambda: _config_choices()["output"])
+    precision: str = checked("float32", choices=lambda: _config_choices()["precision"])
+    interpolation: str = checked("bilinear", choices=lambda: _config_choices()["interpolation"])
+    tie_breaking: str = checked("random", choices=lambda: _config_choices()["tie_breaking"])
+    nan_policy: str = checked("exclude", choices=lambda: _config_choices()["nan_policy"])
     images_per_unit: int | None = checked(None, least=1)
     batch_size: int | None = checked(None, least=1)
     memory_gb: float | None = checked(None, above=0)
@@ -187,7 +178,7 @@ class Protocol:
     data: DataSpec
     evaluation: EvaluationSpec
     methods: Mapping[str, str] = field(metadata={"filled": True})
-    paper: str | None = checked(None, choices=_papers)
+    paper: str | None = checked(None, choices=PAPERS)
     table: str | None = None
     note: str | None = None
     requires: tuple[str, ...] = checked((), choices=REQUIRES)
@@ -256,13 +247,7 @@ class Protocol:
 
     def to_json(self) -> dict[str, Any]:
         """Return the protocol as plain data."""
-        return {"schema": SCHEMA, **_as_lists(dataclasses.asdict(self))}
-
-
-def _as_lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _as_lists(item) for key, item in value.items()}
-    return [_as_lists(item) for item in value] if isinstance(value, tuple | list) else value
+        return {"schema": SCHEMA, **json.loads(json.dumps(asdict(self)))}
 
 
 def shipped() -> list[str]:
@@ -282,13 +267,6 @@ def read(name_or_path: str | Path) -> Protocol:
         text = one_line(repr(str(name_or_path)))[:200]
         raise VitreousError(f"{text} is no file and no protocol that comes along{nearest(str(name_or_path), names)}")
     return read_json_file(path) if path.suffix == ".json" else read_toml_file(path)
-
-
-def protocol_from_json(data: Any, where: str = "the protocol of the run") -> Protocol:
-    """Return the protocol that a run was begun with; ``where`` is what a complaint calls its file."""
-    from vitreous.benchmark.protocol_io import recorded_protocol
-
-    return recorded_protocol(data, where)
 
 
 def replace_model(protocol: Protocol, name: str, size: int | None = None) -> Protocol:

@@ -21,7 +21,7 @@ from vitreous import io as disk
 from vitreous.benchmark.protocol import SCHEMA, Protocol, Published
 from vitreous.errors import VitreousError, nearest, one_line
 
-__all__ = ["Checker", "parse_json", "read_json", "read_json_file", "read_toml_file", "recorded_protocol"]
+__all__ = ["Checker", "parse_json", "read_json", "read_json_file", "protocol_from_json", "read_toml_file"]
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ def read_json_file(path: Path) -> Protocol:
     return _protocol(check, _without_gaps(data))
 
 
-def recorded_protocol(data: Any, where: str) -> Protocol:
+def protocol_from_json(data: Any, where: str = "the protocol of the run") -> Protocol:
     """Return the protocol that the manifest of a run holds as data; ``where`` is what complaints call the file."""
     if not isinstance(data, dict):
         raise VitreousError(f"{where}: is no table")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.data import ImageSource
 from vitreous.benchmark.protocol import ReportLayout
-from vitreous.benchmark.report_images import Figures, ReportImages, best_and_worst, draw_figures
+from vitreous.benchmark.report_images import ReportImages, best_and_worst, draw_figures
 from vitreous.benchmark.reproduction import Reproduction
 from vitreous.benchmark.results import (
     PROTOCOL_FILE,
@@ -33,14 +33,13 @@ from vitreous.methods import get_method
 from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import comma_separated
 
-__all__ = ["SCHEMA", "Report", "report"]
+__all__ = ["Report", "report"]
 
 SCHEMA = "vitreous.report/1"
 _MOST_WITH_IMAGES = 6
 """Models of a report that have pictures: a page must open on a phone."""
 _AXES = ("data", "models", "methods", "metrics")
 _MODEL_SECTIONS = ("scores", "ranks", "figures", "differences", "metrics", "cost", "pictures")
-_LONGEST = 20  # letters of a name in a diagram
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,19 @@ def report(
     page = render(
         "benchmark.html",
         title=protocol.title,
+        protocol=protocol,
+        manifest=manifest,
         lead=f"{lead} {state}".strip(),
         links=_links(results),
         overview=_overview(results),
         reproduction=reproduction,
         models=[_model(result, source, number) for number, result in enumerate(results)],
         unreadable={name: why for result in results for name, why in result.scores.unreadable.items()},
-        settings=[("Run", _run_facts(results, manifest)), *((r.name, _model_facts(r)) for r in results)],
         commands=commands(protocol, wanted, str(run), threads, file),
         files=tuple(files),
         controls=CONTROLS,
         level=LEVEL,
-        nan=math.nan,
         display_name=display_name,
-        shorten=_shorten,
-        short_duration=_short_duration,
     )
     with disk.folder(folder, overwrite=overwrite) as draft:
         draft.write("report.html", page.encode(errors="replace"))
@@ -128,70 +125,42 @@ def _links(results: Sequence[ModelResult]) -> list[tuple[str, str]]:
     return [("overview", "whole table"), ("reproduction", "beside the paper"), *own, *ends]
 
 
-def _shorten(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[1 - _LONGEST // 2 :]}"
-
-
-def _short_duration(seconds: float) -> str:
-    """Return a time of a map: 12 ms, 0.4 ms, 3.2 s."""
-    if math.isnan(seconds):
-        return "–"
-    size, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
-    if 0 < size < 0.05:
-        return "< 0.1 ms"
-    return f"{size:.0f} {unit}" if size >= 10 else f"{size:.1f} {unit}"
-
-
 # -- one model -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _MethodCost:
-    """What a method costs: passes by its definition, and the measured seconds per map, in all and by itself."""
-
-    method: str
-    forwards: float
-    backwards: float
-    note: str
-    seconds: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class _ModelContext:
-    """What the page has of a model beside its result."""
-
-    result: ModelResult
-    figures: Figures = field(default_factory=Figures)
-    images: ReportImages = field(default_factory=ReportImages)
-    flags: Sequence[tuple[str, str, str, str]] = ()
-    costs: Sequence[_MethodCost] = ()
-    correlations: Sequence[Any] = ()
-
-
-def _model(result: ModelResult, source: ImageSource, number: int) -> _ModelContext:
+def _model(result: ModelResult, source: ImageSource, number: int) -> dict[str, Any]:
+    """Return what the page has of a model."""
+    units, infos = result.scores.units, [done.info for done in result.scores.units]
+    context: dict[str, Any] = {
+        "result": result,
+        "plans": Counter((done.plan.revision, done.plan.why) for done in units),
+        "devices": Counter(done.device for done in units),
+        "threads": Counter(info.get("threads", "") for info in infos),
+        "versions": Counter(done.versions for done in units),
+        "retried": sum(bool(info.get("retried")) for info in infos),
+        "is_audited": any(info.get("audit") is not None for info in infos),
+    }
     if result.is_empty:
-        return _ModelContext(result)
-    return _ModelContext(
-        result,
-        draw_figures(result),
-        best_and_worst(result, source) if number < _MOST_WITH_IMAGES else ReportImages(),
-        _merged_flags(result),
-        [_cost(result, name) for name in result.table.methods],
-        [correlation for correlation in result.statistics.correlations if not math.isnan(correlation.value)],
-    )
+        return context
+    return context | {
+        "figures": draw_figures(result),
+        "images": best_and_worst(result, source) if number < _MOST_WITH_IMAGES else ReportImages(),
+        "flags": _merged_flags(result),
+        "costs": [_cost(result, name) for name in result.table.methods],
+        "correlations": [pair for pair in result.statistics.correlations if not math.isnan(pair.value)],
+    }
 
 
-def _cost(result: ModelResult, name: str) -> _MethodCost:
+def _cost(result: ModelResult, name: str) -> dict[str, Any]:
+    """Return what a method costs: passes by its definition, and the measured seconds per map, in all and by itself."""
     cost = result.scores.costs.get(name)
-    seconds = None
-    if cost is not None and cost.maps:
-        seconds = ((cost.own + cost.shared) / cost.maps, cost.own / cost.maps)
+    seconds = [] if cost is None or not cost.maps else [(cost.own + cost.shared) / cost.maps, cost.own / cost.maps]
     try:
         method = get_method(result.scores.config.methods[name])
     except VitreousError:  # maps of others, or a plugin that is not here
-        return _MethodCost(name, math.nan, math.nan, "not ours", seconds)
+        return {"method": name, "passes": (math.nan, math.nan), "note": "not ours", "seconds": seconds}
     note = "" if method.info.cost_note == "base" else method.info.cost_note
-    return _MethodCost(name, *method.cost, note, seconds)
+    return {"method": name, "passes": method.cost, "note": note, "seconds": seconds}
 
 
 def _merged_flags(result: ModelResult) -> list[tuple[str, str, str, str]]:
@@ -223,13 +192,6 @@ def _names(names: Sequence[str], all_names: Sequence[str]) -> str:
 # -- all models together -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _OverviewCell:
-    mean: float
-    digits: int
-    is_best: bool
-
-
 def _overview(results: Sequence[ModelResult]) -> dict[str, Any] | None:
     """Return all means in one table, laid out as the protocol says; nothing where there is one model and data set."""
     layout = results[0].protocol.layout
@@ -239,12 +201,13 @@ def _overview(results: Sequence[ModelResult]) -> dict[str, Any] | None:
     axes = _column_axes(layout, [names for names, _ in cells])
     rows: dict[str, dict[tuple[str, ...], Any]] = {}
     for names, result in cells:
-        rows.setdefault(names[layout.rows], {})[tuple(map(names.__getitem__, axes))] = names, result
+        top = tuple(names[axis] for axis in axes)
+        rows.setdefault(names[layout.rows], {})[top] = result, names["methods"], names["metrics"]
     tops = _in_order([*chain(*rows.values())])
     return {
         "axis": layout.rows.removesuffix("s"),
         "heads": [_head(dict(zip(axes, top, strict=True)), cells) for top in tops],
-        "rows": {name: [_overview_cell(row.get(top)) for top in tops] for name, row in rows.items()},
+        "rows": {name: [row.get(top) for top in tops] for name, row in rows.items()},
     }
 
 
@@ -273,78 +236,9 @@ def _in_order(tops: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _head(names: Mapping[str, str], cells: Iterable[tuple[Mapping[str, str], ModelResult]]) -> dict[str, Any]:
     """Return the head of a column: its names, the outer one first, and which way is up where that is one way."""
-    metric = names.get("metrics")
-    ways = {
-        result.table.higher_is_better[place["metrics"]] for place, result in cells if metric in (None, place["metrics"])
-    }
+    metrics = {(result, cell["metrics"]) for cell, result in cells if names.get("metrics") in (None, cell["metrics"])}
+    ways = {result.table.higher_is_better[metric] for result, metric in metrics}
     is_up = next(iter(ways))
     arrow = "" if len(ways) > 1 else " ↑" if is_up else " ↓"
     words = [f"{name}{arrow}" if axis == "metrics" else name for axis, name in names.items()]
     return {"words": list(map(display_name, words)), "is_up": is_up}
-
-
-def _overview_cell(place: tuple[Mapping[str, str], ModelResult] | None) -> _OverviewCell | None:
-    if place is None:
-        return None
-    names, result = place
-    method, metric = names["methods"], names["metrics"]
-    mean = result.table.mean(method, metric)
-    is_best = not math.isnan(mean) and method == result.table.best(metric)
-    return _OverviewCell(mean, result.column(metric).digits, is_best)
-
-
-# -- settings and provenance -----------------------------------------------------------------------------------
-
-
-def _run_facts(results: Sequence[ModelResult], manifest: Mapping[str, Any]) -> dict[str, str]:
-    protocol = results[0].protocol
-    sources = []
-    for source in manifest["wanted"].get("sources", ()):
-        note = f", {source['note']}" if source.get("note") else ""
-        digest = str(source.get("digest"))[:12]
-        sources.append(f"{source.get('source')}: {source.get('images')} pictures, digest {digest}{note}")
-    return {
-        "protocol": protocol.name + (f", {protocol.paper}, {protocol.table}" if protocol.paper else ""),
-        "note": protocol.note or "",
-        "data": "; ".join(sources),
-        "begun with": f"vitreous {manifest['vitreous']}",
-    }
-
-
-def _model_facts(result: ModelResult) -> dict[str, str]:
-    """Return the settings of a model and where its numbers come from; what says nothing is empty."""
-    config, units = result.scores.config, result.scores.units
-    evaluation, image = config.evaluation, config.preprocess
-    plans = Counter((done.plan.revision, done.plan.why) for done in units)
-    retried = sum(bool(done.info.get("retried")) for done in units)
-    is_audited = any(done.info.get("audit") is not None for done in units)
-    checkpoint = f", {config.model['checkpoint']}" if config.model.get("checkpoint") else ""
-    uncertain = f"{len(result.scores.uncertain)} pictures to whose true class the model gives less than"
-    least = config.least_confidence
-    return {
-        "model": str(config.model.get("name", config.label)),
-        "weights": f"digest {config.fingerprint[:16]}{checkpoint}",
-        "pictures": f"{image['size']} pixels, crop {image['crop']} ({image['mode']}), {image['interpolation']}",
-        "left out": "" if least is None else f"{uncertain} {least:g}",
-        "explained": f"{evaluation.target} class, {evaluation.output}",
-        "ranking": f"interpolation {evaluation.interpolation}, ties {evaluation.tie_breaking}, "
-        f"non-finite maps: {evaluation.nan_policy}",
-        "numbers": f"{config.dtype} to explain, {evaluation.precision} to score{' (audited)' if is_audited else ''}",
-        "sizes": f"{evaluation.images_per_unit} pictures in a unit, {evaluation.attribution_batch} inputs in a pass, "
-        f"{evaluation.forward_batch} states in a forward",
-        "plan": "; ".join(f"revision {n} ({why}): {count} units" for (n, why), count in plans.items()),
-        "retried": f"{retried} units, after a failure or the loss of a worker" if retried else "",
-        "ran on": _counts(", ", (done.device for done in units)),
-        "threads": _counts(", ", (str(done.info.get("threads", "")) for done in units)),
-        "versions": _counts("; ", (done.versions for done in units)),
-        "methods": _specs(config.methods),
-        "metrics": _specs(config.metrics),
-    }
-
-
-def _counts(separator: str, values: Iterable[str]) -> str:
-    return separator.join(f"{value} ({count} units)" for value, count in Counter(values).items())
-
-
-def _specs(specs: Mapping[str, str]) -> str:
-    return ", ".join(label if label == spec else f"{label} = {spec}" for label, spec in specs.items())

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from vitreous import io as disk
 from vitreous.benchmark.cells import ModelResult
-from vitreous.benchmark.collect import RunScores, collect
+from vitreous.benchmark.collect import collect
 from vitreous.benchmark.data import ImageSource, Options
 from vitreous.benchmark.protocol import Protocol, read
 from vitreous.benchmark.run import BenchmarkRun
@@ -22,7 +22,7 @@ from vitreous.errors import VitreousError, one_line
 from vitreous.progress import Progress, track_progress
 from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
-from vitreous.results.storage import comma_separated, html_table, to_plain
+from vitreous.results.storage import comma_separated, html_table
 
 __all__ = [
     "BenchmarkResults",
@@ -59,13 +59,7 @@ class BenchmarkResults(Sequence[ModelResult]):
     def __len__(self) -> int:
         return len(self.results)
 
-    @overload
-    def __getitem__(self, index: int) -> ModelResult: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ModelResult, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> ModelResult | tuple[ModelResult, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self.results[index]
 
     @property
@@ -115,9 +109,8 @@ class BenchmarkResults(Sequence[ModelResult]):
         -------
         str
         """
-        tables = [(result.scores, list[str](), result.table) for result in self._full]
-        rows = _score_rows([], tables) if per_image else _mean_rows(self._full)
-        text = comma_separated(rows) if tables else ""
+        rows = _score_rows(self._full, by_seed=False) if per_image else _mean_rows(self._full)
+        text = comma_separated(rows) if self._full else ""
         if path is not None:
             disk.write_file(Path(path), text.encode(errors="surrogateescape"), overwrite=overwrite)
         return text
@@ -347,7 +340,7 @@ def _count(number: int, noun: str) -> str:
 def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
     """Return the tables of a report by the names of their files."""
     full = [result for result in results if not result.is_empty]
-    scores = _score_rows(["seed"], [table for result in full for table in _seed_tables(result.scores)])
+    scores = _score_rows(full, by_seed=True)
     texts = {
         "scores.csv": comma_separated(scores),
         "table.csv": comma_separated(_mean_rows(full)),
@@ -358,77 +351,58 @@ def result_files(results: Sequence[ModelResult]) -> dict[str, bytes]:
         "units.csv": comma_separated(_unit_rows(results)),
     }
     for kind in ("unreadable", "uncertain"):
-        head, *rows = _left_out_rows(results, kind)
-        texts |= {f"{kind}.csv": comma_separated([head, *rows])} if rows else {}
+        left_out = [(scores, getattr(scores, kind)) for scores in (result.scores for result in results)]
+        rows = [[scores.data, scores.label, *item] for scores, reasons in left_out for item in reasons.items()]
+        texts |= {f"{kind}.csv": comma_separated([["data", "model", "image", "reason"], *rows])} if rows else {}
     files = {name: text.encode(errors="surrogateescape") for name, text in texts.items()}
     parquet = _to_parquet(scores)
     return files if parquet is None else {**files, "scores.parquet": parquet}
 
 
-def _seed_tables(scores: RunScores) -> list[tuple[RunScores, list[str], ScoreTable]]:
-    return [(scores, [str(seed)], table) for seed, table in zip(scores.seeds, scores.tables, strict=True)]
-
-
-def _left_out_rows(results: Sequence[ModelResult], kind: str) -> list[list[str]]:
-    rows = [["data", "model", "image", "reason"]]
-    for scores in (result.scores for result in results):
-        rows += [[scores.data, scores.label, name, why] for name, why in getattr(scores, kind).items()]
-    return rows
-
-
 def _statistics(result: ModelResult) -> dict[str, Any]:
-    names: dict[str, Any] = to_plain({"data": result.scores.data, "model": result.scores.label})
-    return {**names, **result.statistics.to_json()}
+    return {"data": result.scores.data, "model": result.scores.label, **result.statistics.to_json()}
 
 
-def _unit_rows(results: Sequence[ModelResult]) -> list[list[str]]:
+def _unit_rows(results: Sequence[ModelResult]) -> list[list[Any]]:
     """Return one row per unit: what it is of, and who did it."""
-    rows = [["data", "model", "unit", "kind", "seed", "pictures", "methods", "metrics", "plan", "versions", "device"]]
-    rows[0] += ["threads", "seconds", "tries"]
+    rows: list[list[Any]] = [["data", "model", "unit", "kind", "seed", "pictures", "methods", "metrics", "plan"]]
+    rows[0] += ["versions", "device", "threads", "seconds", "tries"]
     for scores, done in ((result.scores, done) for result in results for done in result.scores.units):
         unit, info = done.unit, done.info
         names = [scores.data, scores.label, unit.id, "scores" if unit.is_scoring else "maps"]
-        size = [str(unit.seed), str(len(unit.images)), "; ".join(unit.methods), "; ".join(unit.metrics)]
-        origin = [str(done.plan.revision), done.versions, done.device, str(info.get("threads", ""))]
-        rows.append([*names, *size, *origin, f"{done.seconds:.3f}", str(len(info.get("retried", ())) + 1)])
+        size = [unit.seed, len(unit.images), "; ".join(unit.methods), "; ".join(unit.metrics)]
+        origin = [done.plan.revision, done.versions, done.device, info.get("threads", "")]
+        rows.append([*names, *size, *origin, f"{done.seconds:.3f}", len(info.get("retried", ())) + 1])
     return rows
 
 
-def _score_rows(
-    columns: Sequence[str], tables: Sequence[tuple[RunScores, Sequence[str], ScoreTable]]
-) -> list[list[str]]:
-    """Return one row per image, method and metric of each table, with a head; ``columns`` stand before the score."""
-    rows = [["data", "model", "image", "method", "metric", *columns, "score"]]
-    for scores, values, table in tables:
-        names = [scores.data, scores.label]
-        for (method, metric), column in table.scores.items():
-            for image, value in zip(table.images, column.tolist(), strict=True):
-                rows.append([*names, image, method, metric, *values, _digits(value)])
+def _score_rows(results: Sequence[ModelResult], by_seed: bool) -> list[list[Any]]:
+    """Return one row per image, method and metric, with a head: of the tables of all seeds, or of their mean."""
+    rows: list[list[Any]] = [["data", "model", "image", "method", "metric", *(["seed"] if by_seed else []), "score"]]
+    for result in results:
+        scores = result.scores
+        tables = [([seed], table) for seed, table in zip(scores.seeds, scores.tables, strict=True)]
+        for seed, table in tables if by_seed else [([], result.table)]:
+            for *cell, score in table.long_rows(per_image=True)[1:]:
+                rows.append([scores.data, scores.label, *cell, *seed, score])
     return rows
 
 
-def _mean_rows(results: Sequence[ModelResult]) -> list[list[str]]:
+def _mean_rows(results: Sequence[ModelResult]) -> list[list[Any]]:
+    """Return one row per method and metric, with a head."""
     has_seeds = any(result.table.seed_sd for result in results)
-    rows = [["data", "model", "method", "metric", "mean", "low", "high", "images", "paper"]]
+    rows: list[list[Any]] = [["data", "model", "method", "metric", "mean", "low", "high", "images", "paper"]]
     rows[0] += ["seed_sd"] if has_seeds else []
     for result in results:
-        table = result.table
-        for (method, metric), values in table.scores.items():
-            numbers = (table.mean(method, metric), *table.interval(method, metric))
-            images = sum(not math.isnan(value) for value in values.tolist())
-            printed = result.published.get((method, metric))
-            paper = "" if printed is None else repr(printed.value)
-            row = [result.scores.data, result.scores.label, method, metric, *map(_digits, numbers), str(images), paper]
-            deviation = table.seed_sd.get((method, metric), math.nan)
-            rows.append([*row, _digits(deviation)] if has_seeds else row)
+        for method, metric, *numbers in result.table.long_rows(per_image=False)[1:]:
+            published = result.published.get((method, metric))
+            paper = math.nan if published is None else published.value
+            deviation = [result.table.seed_sd.get((method, metric), math.nan)] if has_seeds else []
+            rows.append([result.scores.data, result.scores.label, method, metric, *numbers[:4], paper, *deviation])
     return rows
 
 
-def _digits(value: float) -> str:
-    return "" if math.isnan(value) else repr(value)
-
-
-def _to_parquet(rows: Sequence[Sequence[str]]) -> bytes | None:
+def _to_parquet(rows: Sequence[Sequence[Any]]) -> bytes | None:
     """Return the scores as Parquet; ``None`` where pyarrow is not installed."""
     try:
         import pyarrow
@@ -436,9 +410,8 @@ def _to_parquet(rows: Sequence[Sequence[str]]) -> bytes | None:
     except ImportError:
         return None
     head, *body = rows
-    columns: dict[str, Any] = {name: [row[at] for row in body] for at, name in enumerate(head)}
-    columns["score"] = [float(text) if text else None for text in columns["score"]]
-    columns["seed"] = [int(text) for text in columns["seed"]]
+    columns: dict[str, Any] = {name: [row[index] for row in body] for index, name in enumerate(head)}
+    columns["score"] = [None if math.isnan(score) else score for score in columns["score"]]
     types = {name: pyarrow.string() for name in head} | {"score": pyarrow.float64(), "seed": pyarrow.int64()}
     buffer = io.BytesIO()
     parquet.write_table(pyarrow.table(columns, schema=pyarrow.schema(list(types.items()))), buffer, compression="zstd")

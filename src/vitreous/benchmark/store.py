@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from vitreous import __version__
 from vitreous import io as disk
 from vitreous.benchmark.plan import wanted_units
-from vitreous.benchmark.protocol import Protocol, protocol_from_json
-from vitreous.benchmark.protocol_io import Checker, read_json
+from vitreous.benchmark.protocol import Protocol
+from vitreous.benchmark.protocol_io import Checker, protocol_from_json, read_json
 from vitreous.benchmark.unit_file import DamagedUnit, UnitResult, check_unit, pack_unit, read_unit
 from vitreous.benchmark.units import SCHEMA, RecordedPlan, RunConfig, Unit, check_manifest, is_digest
 from vitreous.errors import VitreousError, one_line

@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitreous.benchmark.protocol import checked, protocol_from_json
-from vitreous.benchmark.protocol_io import Checker
+from vitreous.benchmark.protocol import checked
+from vitreous.benchmark.protocol_io import Checker, protocol_from_json
 from vitreous.metrics import EvaluationConfig
 
 __all__ = ["SCHEMA", "RecordedPlan", "RunConfig", "Task", "Unit", "check_manifest", "digest_of", "is_digest"]
