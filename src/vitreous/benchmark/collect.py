@@ -150,7 +150,7 @@ class RunScores:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """The seconds of all units, by kind."""
-        seconds = {"scoring": 0.0, "attribution": 0.0}
+        seconds = {"attribution": 0.0, "scoring": 0.0}
         for done in self.units:
             seconds["scoring" if done.unit.is_scoring else "attribution"] += done.seconds
         return {kind: total for kind, total in seconds.items() if total}

@@ -295,12 +295,13 @@ def _check_references(check: Checker, protocol: Protocol) -> None:
     from vitreous.methods import get_method
     from vitreous.metrics import get_metric
 
+    for key, labels in (("methods", protocol.methods), ("absent", protocol.absent)):
+        for label in labels:
+            if complaint := _no_label(label or " ", True):
+                raise check.wrong(key, label, complaint)
     for label, spec in protocol.methods.items():
-        _check_label(check, "methods", label)
         _canonical(check, f"methods.{one_line(repr(label))}", spec, get_method)
-    for label in protocol.absent:
-        _check_label(check, "absent", label)
-        if label in protocol.methods:
+        if label in protocol.absent:
             raise check.wrong("absent", label, "is one of the methods")
     specs = enumerate(protocol.evaluation.metrics)
     metrics = [_canonical(check, f"evaluation.metrics[{at}]", spec, get_metric) for at, spec in specs]
@@ -312,15 +313,10 @@ def _check_references(check: Checker, protocol: Protocol) -> None:
     _check_published(check, protocol)
 
 
-def _check_label(check: Checker, key: str, label: str) -> None:
-    if complaint := _no_label(label or " ", True):
-        raise check.wrong(key, label, complaint)
-
-
 def _check_unique(check: Checker, key: str, values: Sequence[str]) -> None:
-    for at, value in enumerate(values):
-        if value in values[:at]:
-            raise check.wrong(f"{key}[{at}]", value, "is given twice")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise check.wrong(f"{key}[{index}]", value, "is given twice")
 
 
 def _references(protocol: Protocol) -> Iterator[tuple[str, str, Collection[str]]]:

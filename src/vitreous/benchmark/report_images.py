@@ -10,7 +10,7 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.table_plots import sweeps
 from vitreous.viz import Scale, overlay, plots
 
-__all__ = ["Drawing", "Figures", "ImageRow", "ReportImages", "best_and_worst", "draw_figures"]
+__all__ = ["ReportImages", "best_and_worst", "draw_figures"]
 
 _IMAGES, _MAPS, _STEPS = 3, 5, 6
 _USUAL = ("curves", "bins")
@@ -42,20 +42,15 @@ Tile = tuple[Image.Image, str, str]
 
 
 @dataclass(frozen=True)
-class ImageRow:
-    """An image with its maps, or why it cannot be sampled."""
-
-    tiles: Sequence[Tile] = ()
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class ReportImages:
-    """The best and worst images by heading, and strips of two of them; ``why`` says that there are none."""
+    """The best and worst images by heading, and strips of two of them; ``why`` says that there are none.
+
+    An image is a row of tiles, itself and its maps, or why it cannot be shown.
+    """
 
     text: str = ""
     why: str = ""
-    blocks: Sequence[tuple[str, Sequence[ImageRow]]] = ()
+    blocks: Sequence[tuple[str, Sequence[list[Tile] | str]]] = ()
     strips_text: str = ""
     strips: Sequence[tuple[str, Sequence[Tile]]] = ()
 
@@ -97,12 +92,12 @@ def _sound_metric(result: ModelResult) -> str:
     return result.table.metrics[0]
 
 
-def _image_row(result: ModelResult, source: ImageSource, row: int, methods: list[str], metric: str) -> ImageRow:
+def _image_row(result: ModelResult, source: ImageSource, row: int, methods: list[str], metric: str) -> list[Tile] | str:
     scores, table = result.scores, result.table
     try:
         image = source.image(scores.config, scores.digests[row])
     except VitreousError as error:
-        return ImageRow(error=f"{table.images[row]}: {one_line(str(error))}")
+        return f"{table.images[row]}: {one_line(str(error))}"
     probability = table.confidence["pred"][row] if "pred" in table.confidence else math.nan
     tiles = [(image, table.images[row], "" if math.isnan(probability) else f"predicted with {probability:.2f}")]
     digits = result.column(metric).digits
@@ -111,7 +106,7 @@ def _image_row(result: ModelResult, source: ImageSource, row: int, methods: list
         if map is not None:
             value = number(float(table[name, metric][row]), digits)
             tiles.append((overlay(image, map, Scale.of([map])), display_name(name), value))
-    return ImageRow(tiles)
+    return tiles
 
 
 def _strips(
@@ -152,7 +147,7 @@ def _strip(
     if map is None:
         return name, []
     steps = sorted({round(at) for at in np.linspace(0, len(request.spans) - 1, _STEPS)})
-    sampled = RankedRemoval(request.unit, request.baseline, request.keep, tuple(request.spans[step] for step in steps))
+    sampled = replace(request, spans=tuple(request.spans[step] for step in steps))
     evaluation = config.evaluation
     states = perturbed(
         model,
@@ -167,14 +162,10 @@ def _strip(
     curve = next((curve for curve in curves if len(curve.x) == len(request.spans)), None)
     total = math.prod(config.size) if request.unit == "pixel" else max(max(span) for span in request.spans)
     word = "put back" if request.keep else "removed"
-    tiles = [
-        (
-            model.preprocess.to_image(state),
-            f"{count / total:.0%} {word}",
-            "" if curve is None else number(float(curve.y[row, step]), 2),
-        )
-        for step, state, count in zip(steps, states, sampled.counts, strict=True)
-    ]
+    tiles = []
+    for step, state, count in zip(steps, states, sampled.counts, strict=True):
+        value = "" if curve is None else number(float(curve.y[row, step]), 2)
+        tiles.append((model.preprocess.to_image(state), f"{count / total:.0%} {word}", value))
     return name, tiles
 
 
@@ -252,17 +243,12 @@ def _plots(result: ModelResult, kind: str) -> list[_Plot]:
     if kind in ("sweep", "histogram"):
         return [_Plot(kind, metric, *sweep) for sweep in _sweeps(result) for metric in metrics]
     if kind == "curves":
-        metrics = _metrics_with_curves(result)
+        metrics = tuple(name for name in metrics if any(table.curves.get((row, name)) for row in table.methods))
+        if not metrics:
+            raise VitreousError("no metric here is read from a curve")
     options = _bins(result) if kind == "bins" else {}
     names = _fewer_methods if kind in ("curves", "bins") else lambda result, metric: list(table.methods)
     return [_Plot(kind, metric, names(result, metric), options) for metric in metrics]
-
-
-def _metrics_with_curves(result: ModelResult) -> tuple[str, ...]:
-    has_curves = {metric for (_, metric), curves in result.table.curves.items() if curves}
-    if not has_curves:
-        raise VitreousError("no metric here is read from a curve")
-    return tuple(metric for metric in result.table.metrics if metric in has_curves)
 
 
 def _draw(result: ModelResult, plot: _Plot) -> Drawing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,11 @@ from vitreous.benchmark.units import RunConfig
 from vitreous.errors import VitreousError
 from vitreous.html import number
 from vitreous.methods import get_method
-from vitreous.metrics import Metric, get_metric
+from vitreous.metrics import get_metric
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.results import ScoreTable
-from vitreous.results.storage import markdown
+from vitreous.results.storage import markdown, to_plain
 
-__all__ = ["OrderAgreement", "ReproducedCell", "Reproduction"]
+__all__ = ["ReproducedCell", "Reproduction"]
 
 _IN_THE_INTERVAL = ("drawn", "the first")  # causes that the interval allows for already
 _PREPROCESSING = ("size", "resize", "crop", "interpolation", "mean", "std")
@@ -148,7 +147,7 @@ def _agreements(lines: Sequence[ReproducedCell]) -> list[OrderAgreement]:
     agreements = []
     for names, column in columns.items():
         if len(column) >= _LEAST_METHODS:
-            ours, printed = np.array([line.ours for line in column]), np.array([line.published for line in column])
+            ours, printed = np.array([(line.ours, line.published) for line in column]).T
             value = float(rank_correlation(ours[None], printed[None])[0])
             agreements.append(OrderAgreement(*names, len(column), value))
     return agreements
@@ -185,7 +184,7 @@ class _Match:
     @property
     def images(self) -> int:
         """How many images have a score, as protocols count them: grids, photographs with several objects."""
-        table: ScoreTable = self.result.table
+        table = self.result.table
         there = ~np.isnan(table[self.cell.method, self.metric])
         labels = [data.label for data in self.result.protocol.datasets]
         sources = dict(zip(labels, self.wanted.get("sources", ()), strict=False))
@@ -237,17 +236,15 @@ def _metric_of(paper: Protocol, cell: Published, config: RunConfig) -> str | Non
     name = get_metric(cell.metric).info.name
     same_name = {other.metric for other in paper.cells if get_metric(other.metric).info.name == name}
 
-    def kind(spec: str) -> Any:
-        metric = get_metric(spec)
-        return metric.info.name if len(same_name) == 1 else _kind(metric)
-
-    alike = [label for label, spec in config.metrics.items() if kind(spec) == kind(cell.metric)]
+    wanted = _kind(cell.metric, len(same_name) > 1)
+    alike = [label for label, spec in config.metrics.items() if _kind(spec, len(same_name) > 1) == wanted]
     return alike[0] if len(alike) == 1 else None
 
 
-def _kind(metric: Metric) -> tuple[str, dict[str, Any]]:
-    """Return what a metric measures: its name and its settings but for counts, such as how many steps there are."""
-    settings = {f.name: getattr(metric, f.name) for f in fields(metric)}
+def _kind(spec: str, with_settings: bool) -> tuple[str, dict[str, Any]]:
+    """Return what a metric measures: its name, and its settings but for counts, such as how many steps there are."""
+    metric = get_metric(spec)
+    settings = metric.settings if with_settings else {}
     return metric.info.name, {name: value for name, value in settings.items() if type(value) not in (int, float)}
 
 
@@ -280,13 +277,10 @@ def _model_causes(match: _Match) -> list[str]:
 
 
 def _preprocessing_causes(config: RunConfig, spec: ModelSpec) -> list[str]:
-    values = {name: (_plain(config.model.get(name)), _plain(getattr(spec, name))) for name in _PREPROCESSING}
-    changed = [f"{name} {a or 'own'} instead of {b or 'own'}" for name, (a, b) in values.items() if a != b]
+    paper = to_plain(asdict(spec))
+    values = {name: (to_plain(config.model.get(name)) or "own", paper[name] or "own") for name in _PREPROCESSING}
+    changed = [f"{name} {ours} instead of {printed}" for name, (ours, printed) in values.items() if ours != printed]
     return [f"other preprocessing: {', '.join(changed)}"] if changed else []
-
-
-def _plain(value: Any) -> Any:
-    return list(value) or None if isinstance(value, list | tuple) else value
 
 
 def _image_causes(match: _Match) -> list[str]:
@@ -325,10 +319,8 @@ def _method_causes(match: _Match) -> list[str]:
 
 
 def _metric_causes(match: _Match) -> list[str]:
-    ours, printed_spec = get_metric(match.config.metrics[match.metric]), get_metric(match.cell.metric)
-    return (
-        [] if ours.spec == printed_spec.spec else [f"other metric setting: {ours.spec} instead of {printed_spec.spec}"]
-    )
+    ours, printed = (get_metric(spec).spec for spec in (match.config.metrics[match.metric], match.cell.metric))
+    return [] if ours == printed else [f"other metric setting: {ours} instead of {printed}"]
 
 
 def _evaluation_causes(match: _Match) -> list[str]:

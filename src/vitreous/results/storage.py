@@ -100,8 +100,8 @@ def number_text(value: float, form: str = ".2f") -> str:
 
 def estimate_text(value: float, interval: Sequence[float], form: str = ".2f") -> str:
     """Return a number with its interval as printed; a dash where there is none."""
-    low, high = (number_text(end, form) for end in interval)
-    return "-" if math.isnan(value) else f"{value:{form}} [{low}, {high}]"
+    lower, upper = (number_text(end, form) for end in interval)
+    return "-" if math.isnan(value) else f"{value:{form}} [{lower}, {upper}]"
 
 
 def markdown(rows: Rows) -> str:

@@ -111,9 +111,9 @@ def sweep(
 
 
 def _score_line(table: ScoreTable, metric: str, name: str, methods: Sequence[str], x: Sequence[float]) -> plots.Series:
-    low, high = np.array([table.interval(method, metric) for method in methods]).T
+    lower, upper = np.array([table.interval(method, metric) for method in methods]).T
     means = np.array([table.mean(method, metric) for method in methods])
-    return plots.Series(name, np.array(x, np.float64), means, low, high)
+    return plots.Series(name, np.array(x, np.float64), means, lower, upper)
 
 
 def histogram(
@@ -217,8 +217,8 @@ def _bands(table: ScoreTable, curves: Mapping[str, Curve]) -> list[plots.Series]
     ends = [interval(column) for column in resampled(columns, table.n_bootstrap, table.seed, table.groups).T]
     lines, start = [], 0
     for name, curve in curves.items():
-        low, high = np.array(ends[start : start + len(curve.x)]).T
-        lines.append(plots.Series(display_name(name), curve.x, curve.mean, low, high))
+        lower, upper = np.array(ends[start : start + len(curve.x)]).T
+        lines.append(plots.Series(display_name(name), curve.x, curve.mean, lower, upper))
         start += len(curve.x)
     return lines
 
