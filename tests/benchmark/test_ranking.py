@@ -291,7 +291,7 @@ def test_flags_of_a_table() -> None:
     cells = {cell: parts[:, 0] for cell, parts in scores.parts.items()}
     strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
     plan = {"methods": {"ixg": {"spec": "rise"}, "generic": {"what": "a function"}, "rollout": {"spec": "?"}}}
-    found = RunStatistics.of(table(cells, degenerate=strange, plan=plan))
+    found = RunStatistics(table(cells, degenerate=strange, plan=plan))
     told = {(flag.kind, flag.method, flag.metric): flag.text for flag in found.flags}
     assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
     assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
@@ -307,7 +307,7 @@ def test_of_an_evaluation() -> None:
     model = vt.wrap(FAMILIES["vit"]())
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
     scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
-    found = RunStatistics.of(scores, "ixg")
+    found = RunStatistics(scores, "ixg")
     assert [(mark.method, mark.metric) for mark in found.shared] == [("occlusion", "deletion(steps=4)")]
     assert found.test("occlusion", "ixg", metrics[0]) is not None
     assert found.units == 5

@@ -103,7 +103,7 @@ class ModelResult:
 
     @cached_property
     def statistics(self) -> RunStatistics:
-        return RunStatistics.of(self.table, self.reference, seeds=self.scores.seed_scores)
+        return RunStatistics(self.table, self.reference, self.scores.seed_scores)
 
     @cached_property
     def published(self) -> Mapping[tuple[str, str], Published]:

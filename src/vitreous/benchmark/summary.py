@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from vitreous.benchmark.ranking import (
-    MetricCorrelation,
-    Ranks,
     VarianceComponents,
     correlate_metrics,
     rank_methods,
@@ -115,67 +112,42 @@ def _weak_points(table: ScoreTable, tests: Iterable[PairedTest]) -> list[Flag]:
     return flags
 
 
-@dataclass(frozen=True, eq=False)
 class RunStatistics:
     """What can be said about a table beside its means: tests, ranks, correlations, seeds and flags.
 
-    ``shared`` are methods that perturb images as a metric does. ``notes`` say in words what could not be done, and why.
+    Methods are tested against ``CHANCE``, where the table has it, and against ``reference``. ``seeds`` are scores
+    ``[seeds, images]`` by method and metric, and then where their variance comes from. ``shared`` are methods that
+    perturb images as a metric does. ``notes`` say in words what could not be done, and why.
     """
 
-    table: ScoreTable
-    reference: str | None
-    tests: tuple[PairedTest, ...]
-    ranks: Mapping[str, Ranks]
-    correlations: tuple[MetricCorrelation, ...]
-    seeds: tuple[VarianceComponents, ...]
-    shared: tuple[Flag, ...]
-    flags: tuple[Flag, ...]
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         table: ScoreTable,
         reference: str | None = None,
-        *,
         seeds: Mapping[tuple[str, str], Array] | None = None,
-    ) -> RunStatistics:
-        """Compute them all.
-
-        Methods are tested against ``CHANCE``, where the table has it, and against ``reference``. ``seeds`` are scores
-        ``[seeds, images]`` by method and metric.
-        """
+    ) -> None:
         if not (table.methods and table.metrics and table.images):
             raise VitreousError("a table without methods, metrics or images has no statistics")
-        pairs = pairs_of(table.methods, reference)
-        tests = tuple(compare_methods(table, pairs))
-        components, without = _components(seeds or {}, table)
-        shared = [
+        pairs, scores = pairs_of(table.methods, reference), seeds or {}
+        self.table, self.reference = table, reference
+        self.tests = compare_methods(table, pairs)
+        self.ranks = {metric: rank_methods(table, metric) for metric in table.metrics}
+        self.correlations = correlate_metrics(table)
+        self.seeds, without = _components(scores, table)
+        self.shared = [
             Flag("own perturbation", name, label, text)
             for name, method in _methods(table).items()
             for label, metric in table.definitions.items()
             if (text := shared_perturbation(method, metric)) is not None
         ]
-        return cls(
-            table=table,
-            reference=reference,
-            tests=tests,
-            ranks={metric: rank_methods(table, metric) for metric in table.metrics},
-            correlations=correlate_metrics(table),
-            seeds=components,
-            shared=tuple(shared),
-            flags=tuple(_weak_points(table, tests)),
-            notes=(*_test_notes(table, tests, len(pairs)), *_incomplete_seeds(seeds or {}), *without),
-        )
+        self.flags = _weak_points(table, self.tests)
+        self.notes = [*_test_notes(table, self.tests, len(pairs)), *_incomplete_seeds(scores), *without]
+        self._tests = {(test.one, test.other, test.metric): test for test in self.tests}
 
     @property
     def units(self) -> int:
         """How many images, or groups of them, there are."""
         return len(self.table.images) if self.table.groups is None else len(set(self.table.groups))
-
-    @cached_property
-    def _tests(self) -> dict[tuple[str, str, str], PairedTest]:
-        return {(test.one, test.other, test.metric): test for test in self.tests}
 
     def test(self, one: str, other: str, metric: str) -> PairedTest | None:
         """Return the test of a method against chance or the reference, if there is one."""
@@ -223,7 +195,7 @@ def _methods(table: ScoreTable) -> dict[str, Method]:
 
 def _components(
     seeds: Mapping[tuple[str, str], Array], table: ScoreTable
-) -> tuple[tuple[VarianceComponents, ...], list[str]]:
+) -> tuple[list[VarianceComponents], list[str]]:
     """Return where the variance of each cell comes from, and why some cells have no answer."""
     components, notes = [], []
     for (method, metric), scores in seeds.items():
@@ -231,7 +203,7 @@ def _components(
             components.append(variance_components(scores, method, metric, table.groups))
         except VitreousError as error:
             notes.append(str(error))
-    return tuple(components), notes
+    return components, notes
 
 
 def _incomplete_seeds(seeds: Mapping[tuple[str, str], Array]) -> list[str]:
