@@ -313,7 +313,7 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
     assert reproduction is not None
     assert len(reproduction.lines) == len(paper.cells)
     there = [line for line in reproduction.lines if not math.isnan(line.ours)]
-    assert {(line.method, line.metric) for line in there} == {("Generic", "deletion@coiba")}
+    assert {(line.cell.method, line.cell.metric) for line in there} == {("Generic", "deletion@coiba")}
     assert len(there) == len([c for c in paper.cells if (c.method, c.metric) == ("Generic", "deletion@coiba")])
     assert all("other model: world instead of timm/" in line.words for line in there)
     assert all("fewer images: 8 instead of 6000" in line.words for line in there)
@@ -336,10 +336,12 @@ def test_what_differs_everywhere_is_said_once() -> None:
     causes = [("fewer images: 8", "other model: a instead of b"), ("other model: a instead of c", "fewer images: 8")]
     said = [*causes, (*causes[0], "other precision: float16")]
     lines = [
-        ReproducedCell("", "b", str(i), "m", 0.1, 0.1, 0.2, 0.15, 0.3, 8, "differs", each)
+        ReproducedCell(Published("m", "b", str(i), value=0.1), 0.2, 0.15, 0.3, 8, "differs", each)
         for i, each in enumerate(said)
     ]
-    lost = ReproducedCell("", "b", "lost", "m", 0.1, 0.1, math.nan, math.nan, math.nan, 0, "no number", ("not run",))
+    lost = ReproducedCell(
+        Published("m", "b", "lost", value=0.1), math.nan, math.nan, math.nan, 0, "no number", ("not run",)
+    )
     reproduction = Reproduction(protocol(), (*lines, lost), (), ())
     assert reproduction.everywhere == ("fewer images: 8", "other model: a")
     told = [line.words_beside(reproduction.everywhere) for line in reproduction.lines]

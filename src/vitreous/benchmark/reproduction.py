@@ -30,18 +30,18 @@ _LEAST_METHODS = 3  # any two are in the same order, or in the opposite one
 class ReproducedCell:
     """A printed cell and ours. ``verdict``: ``agrees``, ``differs`` or ``no number``, with the causes in words."""
 
-    data: str
-    model: str
-    method: str
-    metric: str
-    printed: float
-    published: float
+    cell: Published
     ours: float
     lower: float
     upper: float
     images: int
     verdict: str
     causes: tuple[str, ...]
+
+    @property
+    def published(self) -> float:
+        """The printed number in the metric's own unit."""
+        return math.nan if self.cell.value is None else self.cell.value
 
     @property
     def difference(self) -> float:
@@ -106,9 +106,11 @@ class Reproduction:
         head = ["data", "model", "method", "metric", "printed", "paper", "ours", "low", "high", "difference"]
         rows = [[*head, "images", "verdict", "why"]]
         for line in self.lines:
-            numbers = (line.printed, line.published, line.ours, line.lower, line.upper, line.difference)
+            cell, published = line.cell, line.published
+            printed = published if cell.printed is None else cell.printed
+            numbers = (printed, published, line.ours, line.lower, line.upper, line.difference)
             texts = ["" if math.isnan(value) else f"{value:.6g}" for value in numbers]
-            names = [line.data, line.model, line.method, line.metric]
+            names = [cell.data, cell.model, cell.method, cell.metric]
             rows.append([*names, *texts, str(line.images), line.verdict, line.words])
         return rows
 
@@ -142,8 +144,8 @@ class Reproduction:
 def _agreements(lines: Sequence[ReproducedCell]) -> list[OrderAgreement]:
     columns: dict[tuple[str, str, str], list[ReproducedCell]] = {}
     for line in lines:
-        if not (math.isnan(line.ours) or math.isnan(line.published)):
-            columns.setdefault((line.data, line.model, line.metric), []).append(line)
+        if not math.isnan(line.difference):
+            columns.setdefault((line.cell.data, line.cell.model, line.cell.metric), []).append(line)
     agreements = []
     for names, column in columns.items():
         if len(column) >= _LEAST_METHODS:
@@ -198,7 +200,6 @@ def _reproduce(
     paper: Protocol, cell: Published, results: Sequence[ModelResult], wanted: Mapping[str, Any]
 ) -> ReproducedCell:
     """Return a printed cell with ours beside it."""
-    assert cell.value is not None
     result = _result_of(paper, cell, results)
     metric = None if result is None else _metric_of(paper, cell, result.scores.config)
     ours = lower = upper = math.nan
@@ -208,13 +209,11 @@ def _reproduce(
         ours, images = result.table.mean(cell.method, metric), match.images
         lower, upper = result.table.interval(cell.method, metric)
         causes = ["no picture has a score yet"]
-        if not math.isnan(ours):
+        if not math.isnan(ours) and cell.value is not None:
             error = cell.error or 0.0
             verdict = "agrees" if lower - error <= cell.value <= upper + error else "differs"
             causes = [text for cause in _CAUSES for text in cause(match)]
-    printed = cell.value if cell.printed is None else cell.printed
-    names = cell.data, cell.model, cell.method, cell.metric
-    return ReproducedCell(*names, printed, cell.value, ours, lower, upper, images, verdict, tuple(causes))
+    return ReproducedCell(cell, ours, lower, upper, images, verdict, tuple(causes))
 
 
 def _result_of(paper: Protocol, cell: Published, results: Sequence[ModelResult]) -> ModelResult | None:
