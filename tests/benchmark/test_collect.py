@@ -27,44 +27,44 @@ def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
     planned(store, units)
     for unit in units:
         judged(store, unit, flags=("c" * 8, "ours"))
-    (found,) = collect(store)
-    table = found.table
+    (result,) = collect(store)
+    table = result.table
     assert table.images == ("picture a", "picture b", "picture c", "picture d")
     assert table.methods == ("generic", "ours", "random")
     assert table.metrics == ("insertion", "deletion")
     for method in METHODS:
         for metric in METRICS:
-            expected = [score(each, method, metric) for each in "abcd"]
+            expected = [score(item, method, metric) for item in "abcd"]
             assert table[method, metric].tolist() == expected
             assert np.allclose(table.curve(method, metric).y, np.array(expected)[:, None] + [0, 1, 2], atol=1e-6)
     assert table.confidence["pred"].tolist() == [0.01, 0.02, 0.03, 0.04]
     assert table.degenerate["ours"] == {"constant": 1, "zero": 0, "nonfinite": 0}
     assert sum(table.degenerate["generic"].values()) == 0
-    assert (found.missing.wanted, found.missing.cells) == (4 * 3 * 2, 0)
-    assert found.seconds == {"scoring": 4.0}
-    assert [done.versions for done in found.units] == ["vitreous 0, torch 1"] * 2
+    assert (result.missing.wanted, result.missing.cells) == (4 * 3 * 2, 0)
+    assert result.seconds == {"scoring": 4.0}
+    assert [done.versions for done in result.units] == ["vitreous 0, torch 1"] * 2
     assert table.groups is None
 
 
 def test_what_is_missing_is_counted(tmp_path: Path) -> None:
     store = begun(tmp_path)
-    whole, half, never, cut = judging("ab"), judging("cd", metrics=["insertion"]), judging("ef"), judging("g")
-    rest = judging("cd", metrics=["deletion"])
-    planned(store, [whole, half, rest, never, cut])
-    judged(store, whole, bad=["b" * 8])
+    full, half, never, cut = judging("ab"), judging("cd", metrics=["insertion"]), judging("ef"), judging("g")
+    others = judging("cd", metrics=["deletion"])
+    planned(store, [full, half, others, never, cut])
+    judged(store, full, bad=["b" * 8])
     judged(store, half)
     judged(store, cut)
     file = store.path / "units" / f"{cut.id}.npz"
     file.write_bytes(file.read_bytes()[:-40])
-    (found,) = collect(store)
-    assert found.table.images == ("picture a", "picture c", "picture d")  # those with any score
-    assert found.unreadable == {"picture b": "cut short"}
-    assert np.isnan(found.table["ours", "deletion"]).tolist() == [False, True, True]
-    assert not np.isnan(found.table["ours", "insertion"]).any()
-    assert np.isnan(found.table.curve("ours", "deletion").y[1:]).all()
+    (result,) = collect(store)
+    assert result.table.images == ("picture a", "picture c", "picture d")  # those with any score
+    assert result.unreadable == {"picture b": "cut short"}
+    assert np.isnan(result.table["ours", "deletion"]).tolist() == [False, True, True]
+    assert not np.isnan(result.table["ours", "insertion"]).any()
+    assert np.isnan(result.table.curve("ours", "deletion").y[1:]).all()
     wanted = 6 * 3 * 2  # b cannot be read
-    assert (found.missing.wanted, found.missing.cells) == (wanted, wanted - 3 * 2 - 2 * 3)
-    assert found.table.mean("ours", "deletion") == pytest.approx(score("a", "ours", "deletion"))
+    assert (result.missing.wanted, result.missing.cells) == (wanted, wanted - 3 * 2 - 2 * 3)
+    assert result.table.mean("ours", "deletion") == pytest.approx(score("a", "ours", "deletion"))
 
 
 def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
@@ -74,18 +74,18 @@ def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
     planned(store, [second])
     judged(store, first)
     judged(store, second, shift=0.5)
-    (found,) = collect(store)
-    values = found.table["generic", "insertion"]
+    (result,) = collect(store)
+    values = result.table["generic", "insertion"]
     expected = [
         score("a", "generic", "insertion"),
         score("b", "generic", "insertion"),
         score("c", "generic", "insertion") + 0.5,
     ]
     assert values == pytest.approx(expected)
-    there = found.table["random", "insertion"]
+    there = result.table["random", "insertion"]
     assert np.isnan(there).tolist() == [True, False, False]
-    assert there[1:] == pytest.approx([score(each, "random", "insertion") + 0.5 for each in "bc"])
-    assert [done.plan.revision for done in found.units] == [1, 2]
+    assert there[1:] == pytest.approx([score(item, "random", "insertion") + 0.5 for item in "bc"])
+    assert [done.plan.revision for done in result.units] == [1, 2]
 
 
 def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
     later = judging("ab")
     planned(store, [later])
     judged(store, later)
-    (found,) = collect(store)
-    assert found.table.images == ("picture b",)
+    (result,) = collect(store)
+    assert result.table.images == ("picture b",)
 
 
 def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
     planned(store, [new], small, [old.id])
     judged(store, old, shift=9.0)
     judged(store, new)
-    (found,) = collect(store)
-    assert found.table["ours", "insertion"] == pytest.approx([score(each, "ours", "insertion") for each in "ab"])
+    (result,) = collect(store)
+    assert result.table["ours", "insertion"] == pytest.approx([score(item, "ours", "insertion") for item in "ab"])
 
 
 def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
     judged(store, new)
     wanted = {"protocol": protocol(methods).to_json()}
     store = Store.create(store.path, wanted)
-    (found,) = collect(store)
-    assert found.table.methods == ("Generic", "ours", "random")
-    assert not np.isnan(found.table["Generic", "insertion"]).any()
-    assert found.table["Generic", "insertion"][:2].tolist() == [score(each, "generic", "insertion") for each in "ab"]
+    (result,) = collect(store)
+    assert result.table.methods == ("Generic", "ours", "random")
+    assert not np.isnan(result.table["Generic", "insertion"]).any()
+    assert result.table["Generic", "insertion"][:2].tolist() == [score(item, "generic", "insertion") for item in "ab"]
 
 
 def test_seeds_have_a_table_each(tmp_path: Path) -> None:
@@ -133,12 +133,12 @@ def test_seeds_have_a_table_each(tmp_path: Path) -> None:
     planned(store, units)
     for unit in units:
         judged(store, unit)
-    (found,) = collect(store)
-    assert found.seeds == (0, 7)
-    assert [table.seed for table in found.tables] == [0, 7]
-    both = found.seed_scores["ours", "deletion"]
-    assert both.tolist() == [[score(each, "ours", "deletion", seed) for each in "abc"] for seed in (0, 7)]
-    assert found.missing.wanted == 3 * 3 * 2 * 2
+    (result,) = collect(store)
+    assert result.seeds == (0, 7)
+    assert [table.seed for table in result.tables] == [0, 7]
+    both = result.seed_scores["ours", "deletion"]
+    assert both.tolist() == [[score(item, "ours", "deletion", seed) for item in "abc"] for seed in (0, 7)]
+    assert result.missing.wanted == 3 * 3 * 2 * 2
 
 
 def test_maps_and_seconds(tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_maps_and_seconds(tmp_path: Path) -> None:
     third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
     planned(store, [third])
     mapped(store, both), mapped(store, alone), mapped(store, third), judged(store, unit)
-    (found,) = collect(store)
-    map = found.map("b" * 8, "ours")
+    (result,) = collect(store)
+    map = result.map("b" * 8, "ours")
     assert map is not None
     assert map.tolist() == [[42, 42], [42, 42]]  # 10 for each letter of ours, and 2 for b
-    assert found.map("c" * 8, "ours") is None
-    assert found.seconds == {"attribution": 18.0, "scoring": 2.0}
+    assert result.map("c" * 8, "ours") is None
+    assert result.seconds == {"attribution": 18.0, "scoring": 2.0}
 
 
 def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class Listed:
     """Pictures at hand, in an order of their own."""
 
     def __init__(self, order: str, group: int | None = None) -> None:
-        self.digests = tuple(each * 8 for each in order)
+        self.digests = tuple(item * 8 for item in order)
         self.group = group
 
     def entry(self, digest: str) -> Any:
@@ -190,11 +190,11 @@ def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
     store, unit = begun(tmp_path), judging("abcd")
     planned(store, [unit])
     judged(store, unit)
-    (found,) = collect(store, {"": Listed("dbaz", 2)})
-    assert found.table.images == ("d.png", "b.png", "a.png")  # c is not wanted any more, z not there yet
-    assert found.table.groups == (0, 0, 1)
-    assert found.missing.cells == 3 * 2
-    assert found.table["ours", "insertion"].tolist() == [score(each, "ours", "insertion") for each in "dba"]
+    (result,) = collect(store, {"": Listed("dbaz", 2)})
+    assert result.table.images == ("d.png", "b.png", "a.png")  # c is not wanted any more, z not there yet
+    assert result.table.groups == (0, 0, 1)
+    assert result.missing.cells == 3 * 2
+    assert result.table["ours", "insertion"].tolist() == [score(item, "ours", "insertion") for item in "dba"]
 
 
 def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
     unit = judging("abcd")
     planned(store, [unit])
     judged(store, unit)
-    (found,) = collect(store)
-    assert found.table.images == ("picture d", "picture b")
-    assert found.table.groups == (5, 5)
-    assert found.missing.cells == 0
+    (result,) = collect(store)
+    assert result.table.images == ("picture d", "picture b")
+    assert result.table.groups == (5, 5)
+    assert result.missing.cells == 0
     (other,) = collect(store, {"": Listed("abc")})
     assert other.table.images == ("a.png", "b.png", "c.png"), "those at hand count more"
     assert other.table.groups is None
@@ -217,7 +217,7 @@ def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
     store, unit = begun_with(tmp_path, ["mean_iou"]), judging("ab", setting=setting)
     planned(store, [unit], setting)
     parts = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]])
-    said = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-    saved(store, unit, {f"parts/{i}/0": parts for i in range(3)}, said)
-    (found,) = collect(store)
-    assert found.table.parts["ours", "mean_iou"].tolist() == parts.tolist()
+    info = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
+    saved(store, unit, {f"parts/{i}/0": parts for i in range(3)}, info)
+    (result,) = collect(store)
+    assert result.table.parts["ours", "mean_iou"].tolist() == parts.tolist()

@@ -37,10 +37,10 @@ def every() -> dict[str, Protocol]:
 
 def cell(protocol: Protocol, start: str, row: str, model: str = "", data: str = "") -> Published:
     """The one cell of these names, as far as they are given; the metric by the beginning of its spelling."""
-    found = [each for each in protocol.cells if each.metric.startswith(start) and each.method == row]
-    found = [each for each in found if model in ("", each.model) and data in ("", each.data)]
-    assert len(found) == 1, found
-    return found[0]
+    result = [item for item in protocol.cells if item.metric.startswith(start) and item.method == row]
+    result = [item for item in result if model in ("", item.model) and data in ("", item.data)]
+    assert len(result) == 1, result
+    return result[0]
 
 
 # -- what comes along --------------------------------------------------------------------------------------
@@ -58,23 +58,23 @@ def test_spellings_are_known_and_cells_have_rows(name: str, every: dict[str, Pro
     for spec in protocol.evaluation.metrics:
         get_metric(spec)
     labels = {model.label for model in protocol.models}
-    for each in protocol.published:
-        assert each.metric in protocol.evaluation.metrics
-        assert each.data in {data.label for data in (protocol.data, *protocol.also)}
-        if each.value is not None:
-            assert each.model in labels
-            assert each.method in {*protocol.methods, *protocol.absent}
+    for item in protocol.published:
+        assert item.metric in protocol.evaluation.metrics
+        assert item.data in {data.label for data in (protocol.data, *protocol.also)}
+        if item.value is not None:
+            assert item.model in labels
+            assert item.method in {*protocol.methods, *protocol.absent}
         else:
-            assert each.source
+            assert item.source
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_models_exist(name: str, every: dict[str, Protocol]) -> None:
     pretrained = set(timm.list_pretrained())
     for model in every[name].models:
-        family, _, rest = model.name.partition("/")
+        family, _, others = model.name.partition("/")
         if family == "timm":
-            assert rest in pretrained or timm.is_model_pretrained(rest), model.name
+            assert others in pretrained or timm.is_model_pretrained(others), model.name
         elif family == "torchvision":
             assert model.name in {info.name for info in list_models()}, model.name
         else:
@@ -115,13 +115,13 @@ PAIRS = [  # model, method, first and second number of the cell
 ]
 
 
-@pytest.mark.parametrize(("name", "model", "row", "low", "high"), PAIRS)
-def test_coiba(name: str, model: str, row: str, low: float, high: float, every: dict[str, Protocol]) -> None:
+@pytest.mark.parametrize(("name", "model", "row", "low", "upper"), PAIRS)
+def test_coiba(name: str, model: str, row: str, low: float, upper: float, every: dict[str, Protocol]) -> None:
     starts = ("deletion", "insertion") if name == "coiba-table1" else ("road_morf", "road_lerf")
-    for start, printed in zip(starts, (low, high), strict=True):
-        found = cell(every[name], start, row, model)
-        assert found.printed == printed
-        assert found.value == pytest.approx(printed / 100)  # our metric gives shares
+    for start, printed in zip(starts, (low, upper), strict=True):
+        result = cell(every[name], start, row, model)
+        assert result.printed == printed
+        assert result.value == pytest.approx(printed / 100)  # our metric gives shares
 
 
 SINGLE = [
@@ -176,8 +176,8 @@ GAINS = [
 @pytest.mark.parametrize("expected", GAINS)
 def test_var(expected: tuple[str, str, str, str, str, float, float], every: dict[str, Protocol]) -> None:
     name, start, row, model, data, value, gain = expected
-    found = cell(every[name], start, f"{row} + VAR", model, data)
-    assert (found.value, found.gain, found.over) == (value, gain, row)
+    result = cell(every[name], start, f"{row} + VAR", model, data)
+    assert (result.value, result.gain, result.over) == (value, gain, row)
 
 
 AVERAGES = {  # "Avg. Improvement" of Table 3, nine columns each
@@ -195,20 +195,20 @@ def test_gains_of_var_average_to_what_the_paper_says(every: dict[str, Protocol])
     protocol = every["var-table3"]
     for model, printed in AVERAGES.items():
         gains = defaultdict(list)
-        for each in protocol.cells:
-            if each.model == model:
-                gains[each.data, each.metric].append(each.gain)
+        for item in protocol.cells:
+            if item.model == model:
+                gains[item.data, item.metric].append(item.gain)
         assert [sum(row) / len(row) for row in gains.values()] == pytest.approx(printed, abs=0.006)
-    both = {(each.data, each.model, each.method, each.metric): each for each in protocol.cells}
-    for each in every["var-table1"].cells:
-        assert both[each.data, each.model, each.method, each.metric] == each
+    both = {(item.data, item.model, item.method, item.metric): item for item in protocol.cells}
+    for item in every["var-table1"].cells:
+        assert both[item.data, item.model, item.method, item.metric] == item
 
 
 def test_differences_of_tis_are_insertion_less_deletion(every: dict[str, Protocol]) -> None:
     """To the rounding of three printed numbers; the paper's row of ViT-CX in Table 1 is wrong in itself."""
     for name in ("tis-table1", "tis-table2"):
         for row in every[name].methods:
-            numbers = [each.value for each in every[name].cells if each.method == row]
+            numbers = [item.value for item in every[name].cells if item.method == row]
             off = [abs(a - b - c) > 0.0151 for a, b, c in zip(numbers[:4], numbers[4:8], numbers[8:], strict=True)]
             assert off == ([True, False, True, True] if (name, row) == ("tis-table1", "ViT-CX") else [False] * 4)
 
@@ -219,8 +219,8 @@ def test_differences_of_tis_are_insertion_less_deletion(every: dict[str, Protoco
 )
 def test_the_papers_own_method_is_best_where_it_says_so(name: str, best: str, every: dict[str, Protocol]) -> None:
     columns = defaultdict(dict)
-    for each in every[name].cells:
-        columns[each.data, each.model, each.metric][each.method] = each.value
+    for item in every[name].cells:
+        columns[item.data, item.model, item.metric][item.method] = item.value
     for (_, _, spec), column in columns.items():
         pick = max if get_metric(spec).higher_is_better else min
         assert pick(column, key=column.__getitem__) == best
@@ -257,11 +257,11 @@ def test_another_model_goes_through_the_same_protocol(every: dict[str, Protocol]
 
 @pytest.mark.parametrize("name", CELLS)
 def test_json(name: str, every: dict[str, Protocol]) -> None:
-    told = json.loads(json.dumps(every[name].to_json(), allow_nan=False))
-    assert told["schema"] == "vitreous.protocol/1"
-    assert told["methods"] == every[name].methods
-    assert len(told["published"]) == len(every[name].published)
-    assert told["data"]["source"] == every[name].data.source
+    messages = json.loads(json.dumps(every[name].to_json(), allow_nan=False))
+    assert messages["schema"] == "vitreous.protocol/1"
+    assert messages["methods"] == every[name].methods
+    assert len(messages["published"]) == len(every[name].published)
+    assert messages["data"]["source"] == every[name].data.source
 
 
 def test_names_need_no_torch() -> None:
@@ -279,8 +279,8 @@ def test_the_manual_lists_them(every: dict[str, Protocol], root: Path) -> None:
     assert sorted(rows) == sorted([*every, *REQUIRES])
     for name, protocol in every.items():
         _, _, what, cells, _, _ = rows[name].split("|")
-        drawn = protocol.published[0].source or "" if protocol.published else ""
-        assert cells.strip() == (str(len(protocol.cells)) if protocol.cells else drawn.split(":")[0])
+        image_of_map = protocol.published[0].source or "" if protocol.published else ""
+        assert cells.strip() == (str(len(protocol.cells)) if protocol.cells else image_of_map.split(":")[0])
         assert protocol.table is None or protocol.table in what
     for word, meaning in REQUIRES.items():
         assert meaning in rows[word]
@@ -373,7 +373,7 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_files_are_refused_by_name(what: str, tmp_path: Path) -> None:
-    old, new, said = BAD[what]
+    old, new, facts = BAD[what]
     assert GOOD.count(old) >= 1
     path = tmp_path / "mine.toml"
     path.write_text(GOOD.replace(old, new, 1))
@@ -382,7 +382,7 @@ def test_bad_files_are_refused_by_name(what: str, tmp_path: Path) -> None:
     text = str(error.value)
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
-    for words in said:
+    for words in facts:
         assert words in text, text
 
 

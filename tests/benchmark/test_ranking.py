@@ -12,7 +12,7 @@ from scipy import stats
 
 import vitreous as vt
 from families import FAMILIES, images
-from paired_scores import made, table
+from paired_scores import created, table
 from vitreous.benchmark.ranking import (
     VarianceComponents,
     correlate_metrics,
@@ -65,8 +65,8 @@ def test_studentized_range_is_scipys() -> None:
         expected = stats.studentized_range.ppf(0.95, count, math.inf)
         assert studentized_range(count) == pytest.approx(expected, rel=1e-6)
     printed = [1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164]  # Demsar 2006, table 5 (a)
-    found = [studentized_range(count) / math.sqrt(2) for count in range(2, 11)]
-    np.testing.assert_allclose(found, printed, atol=1.1e-3)
+    result = [studentized_range(count) / math.sqrt(2) for count in range(2, 11)]
+    np.testing.assert_allclose(result, printed, atol=1.1e-3)
     assert critical_difference(5, 30) == pytest.approx(2.728 * math.sqrt(5 * 6 / (6 * 30)), abs=1e-3)
 
 
@@ -82,29 +82,29 @@ def test_nemenyi_keeps_its_level() -> None:
 
 def test_groups_hold_exactly_the_pairs_that_are_close() -> None:
     names, mean = tuple("abcdef"), (1.0, 1.5, 2.25, 3.0, 3.75, 9.0)
-    found = tied_groups(names, mean, 1.5)
-    assert found == (("a", "b", "c"), ("c", "d"), ("d", "e"))  # b and d differ by 1.5: that is apart
+    result = tied_groups(names, mean, 1.5)
+    assert result == (("a", "b", "c"), ("c", "d"), ("d", "e"))  # b and d differ by 1.5: that is apart
     for i, one in enumerate(names):
         for j in range(i + 1, len(names)):
-            together = any(one in group and names[j] in group for group in found)
+            together = any(one in group and names[j] in group for group in result)
             assert together == (mean[j] - mean[i] < 1.5)
     assert tied_groups(names, mean, math.inf) == (names,)
     assert tied_groups(names, mean, 0.1) == ()
 
 
 def test_a_table_is_ranked_best_first_whatever_the_direction() -> None:
-    scores = made(50)
+    scores = created(50)
     for metric in ("insdel", "deletion"):
-        found = rank_methods(scores, metric)
+        result = rank_methods(scores, metric)
         stacked = np.stack([scores[name, metric] for name in scores.methods], axis=1)
         own = stats.rankdata(-stacked if metric == "insdel" else stacked, axis=1).mean(axis=0)
-        assert [found.of(name) for name in scores.methods] == pytest.approx(list(own))
-        assert list(found.mean) == sorted(found.mean)
-        assert found.methods[0] == "ixg"
-        assert (found.blocks, found.dropped, found.left_out) == (50, 0, ())
-        assert found.p == pytest.approx(stats.friedmanchisquare(*stacked.T).pvalue, rel=1e-6)
-        assert any({"random", "rollout"} <= set(group) for group in found.groups)
-        assert not any({"ixg", "random"} <= set(group) for group in found.groups)
+        assert [result.of(name) for name in scores.methods] == pytest.approx(list(own))
+        assert list(result.mean) == sorted(result.mean)
+        assert result.methods[0] == "ixg"
+        assert (result.blocks, result.dropped, result.left_out) == (50, 0, ())
+        assert result.p == pytest.approx(stats.friedmanchisquare(*stacked.T).pvalue, rel=1e-6)
+        assert any({"random", "rollout"} <= set(group) for group in result.groups)
+        assert not any({"ixg", "random"} <= set(group) for group in result.groups)
 
 
 def test_groups_are_blocks_and_gaps_are_dropped() -> None:
@@ -112,23 +112,23 @@ def test_groups_are_blocks_and_gaps_are_dropped() -> None:
     cells = {(name, "insdel"): RNG.normal(size=8) for name in ("ixg", "generic", "random")}
     cells["rollout", "insdel"] = np.full(8, math.nan)
     cells["generic", "insdel"][5] = math.nan
-    found = rank_methods(table(cells, tuple(groups)), "insdel")
-    assert (found.blocks, found.dropped, found.left_out) == (3, 1, ("rollout",))
+    result = rank_methods(table(cells, tuple(groups)), "insdel")
+    assert (result.blocks, result.dropped, result.left_out) == (3, 1, ("rollout",))
     names = ("ixg", "generic", "random")
     means = np.array([[cells[name, "insdel"][groups == g].mean() for name in names] for g in (0, 1, 3)])
     expected = stats.rankdata(-means, axis=1).mean(axis=0)
-    assert [found.of(name) for name in names] == pytest.approx(list(expected))
-    assert math.isnan(found.of("rollout"))
+    assert [result.of(name) for name in names] == pytest.approx(list(expected))
+    assert math.isnan(result.of("rollout"))
 
 
 def test_nothing_is_told_apart_unless_friedman_is_sure() -> None:
     """Here two mean ranks differ by more than the critical difference, and p is 0.058."""
     rows = [[4, 1, 3, 2, 1], [5, 5, 3, 1, 2], [2, 4, 5, 0, 0], [0, 0, 5, 1, 0], [0, 0, 5, 5, 0], [4, 4, 5, 5, 4]]
     scores = dict(zip("abcde", np.array(rows, float).T, strict=True))
-    found = rank_methods(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
-    assert found.mean[-1] - found.mean[0] > found.critical
-    assert found.p == pytest.approx(0.058, abs=1e-3)
-    assert found.groups == (found.methods,)
+    result = rank_methods(table({(name, "insdel"): score for name, score in scores.items()}), "insdel")
+    assert result.mean[-1] - result.mean[0] > result.critical
+    assert result.p == pytest.approx(0.058, abs=1e-3)
+    assert result.groups == (result.methods,)
 
 
 # -- correlation between metrics -------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def test_correlations_are_scipys_with_explicit_resamples() -> None:
 
 def test_two_methods_have_no_correlation() -> None:
     cells = {(name, m): RNG.normal(size=9) for name in ("ixg", "random") for m in ("insdel", "deletion")}
-    (found,) = correlate_metrics(table(cells))
-    assert found.methods == 2
-    assert math.isnan(found.value)
-    assert math.isnan(found.lower)
+    (result,) = correlate_metrics(table(cells))
+    assert result.methods == 2
+    assert math.isnan(result.value)
+    assert math.isnan(result.lower)
     assert correlate_metrics(table({("ixg", "insdel"): np.ones(3)})) == ()
 
 
@@ -177,18 +177,18 @@ def test_two_methods_have_no_correlation() -> None:
 
 def test_variances_by_loops() -> None:
     x = RNG.normal(size=(4, 1)) + RNG.normal(size=(1, 7)) + RNG.normal(size=(4, 7))
-    found = components(x)
-    whole = sum(x[s, i] for s in range(4) for i in range(7)) / 28
-    of_seed = sum(7 * (x[s].mean() - whole) ** 2 for s in range(4)) / 3
-    of_image = sum(4 * (x[:, i].mean() - whole) ** 2 for i in range(7)) / 6
-    rest = sum((x[s, i] - x[s].mean() - x[:, i].mean() + whole) ** 2 for s in range(4) for i in range(7)) / 18
-    seed, image = max(0.0, (of_seed - rest) / 7), max(0.0, (of_image - rest) / 4)
-    assert (found.seed, found.image, found.residual) == pytest.approx((seed, image, rest))
-    squared = seed / 4 + image / 7 + rest / 28
-    assert found.error == pytest.approx(math.sqrt(squared))
-    assert found.share == pytest.approx((seed / 4 + rest / 28) / squared)
-    assert found.share_of_one == pytest.approx((seed + rest / 7) / (seed + image / 7 + rest / 7))
-    assert (found.method, found.metric, found.seeds, found.images) == ("tis", "insdel", 4, 7)
+    result = components(x)
+    complete = sum(x[s, i] for s in range(4) for i in range(7)) / 28
+    of_seed = sum(7 * (x[s].mean() - complete) ** 2 for s in range(4)) / 3
+    of_image = sum(4 * (x[:, i].mean() - complete) ** 2 for i in range(7)) / 6
+    others = sum((x[s, i] - x[s].mean() - x[:, i].mean() + complete) ** 2 for s in range(4) for i in range(7)) / 18
+    seed, image = max(0.0, (of_seed - others) / 7), max(0.0, (of_image - others) / 4)
+    assert (result.seed, result.image, result.residual) == pytest.approx((seed, image, others))
+    squared = seed / 4 + image / 7 + others / 28
+    assert result.error == pytest.approx(math.sqrt(squared))
+    assert result.share == pytest.approx((seed / 4 + others / 28) / squared)
+    assert result.share_of_one == pytest.approx((seed + others / 7) / (seed + image / 7 + others / 7))
+    assert (result.method, result.metric, result.seeds, result.images) == ("tis", "insdel", 4, 7)
 
 
 def test_variances_are_found_again() -> None:
@@ -196,9 +196,9 @@ def test_variances_are_found_again() -> None:
     rng, total, raw = np.random.default_rng(3), np.zeros(3), []
     for _ in range(600):
         x = rng.normal(0, 0.5**0.5, (5, 1)) + rng.normal(0, 2**0.5, (1, 30)) + rng.normal(size=(5, 30))
-        found = components(x)
-        total += (found.seed, found.image, found.residual)
-        raw.append(found.mean)
+        result = components(x)
+        total += (result.seed, result.image, result.residual)
+        raw.append(result.mean)
     np.testing.assert_allclose(total / 600, (0.5, 2.0, 1.0), rtol=0.1)
     assert np.var(raw) == pytest.approx(0.5 / 5 + 2 / 30 + 1 / 150, rel=0.2)
 
@@ -267,8 +267,8 @@ def test_own_perturbation(method: str, metric: str, expected: str | None) -> Non
 
 
 def test_every_method_that_perturbs_is_declared() -> None:
-    known = {method.name for method in vt.list_methods()}
-    assert set(PERTURBS) <= known
+    spec = {method.name for method in vt.list_methods()}
+    assert set(PERTURBS) <= spec
     assert {method.name for method in vt.list_methods() if method.family in ("perturbation", "sampling")} <= set(
         PERTURBS
     )
@@ -287,27 +287,27 @@ def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
 
 
 def test_flags_of_a_table() -> None:
-    scores = made(40, ("insdel", "deletion"))
+    scores = created(40, ("insdel", "deletion"))
     cells = {cell: parts[:, 0] for cell, parts in scores.parts.items()}
     strange = {**{name: {} for name in scores.methods}, "generic": {"constant": 3, "zero": 0, "nonfinite": 1}}
     plan = {"methods": {"ixg": {"spec": "rise"}, "generic": {"what": "a function"}, "rollout": {"spec": "?"}}}
-    found = RunStatistics(table(cells, degenerate=strange, plan=plan))
-    told = {(flag.kind, flag.method, flag.metric): flag.text for flag in found.flags}
-    assert told["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
-    assert told["no better than random", "rollout", "insdel"] == "not told apart from random"
-    assert ("no better than random", "ixg", "insdel") not in told
+    result = RunStatistics(table(cells, degenerate=strange, plan=plan))
+    messages = {(flag.kind, flag.method, flag.metric): flag.text for flag in result.flags}
+    assert messages["degenerate maps", "generic", ""] == "3 constant, 1 nonfinite of 40"
+    assert messages["no better than random", "rollout", "insdel"] == "not told apart from random"
+    assert ("no better than random", "ixg", "insdel") not in messages
     bad = {
         name for name, v in scores.meta_verdicts.items() if v is None or v.verdict in ("fails", "blind", "not tried")
     }
-    assert {metric for kind, _, metric in told if kind == "trial"} == bad
-    assert {(mark.method, mark.metric) for mark in found.shared} == {("ixg", "insdel"), ("ixg", "deletion")}
+    assert {metric for kind, _, metric in messages if kind == "trial"} == bad
+    assert {(mark.method, mark.metric) for mark in result.shared} == {("ixg", "insdel"), ("ixg", "deletion")}
 
 
 def test_of_an_evaluation() -> None:
     model = vt.wrap(FAMILIES["vit"]())
     metrics = ["deletion(steps=4)", "token_deletion_aopc"]
     scores = vt.evaluate(model, images(model, 5), ["occlusion", "ixg"], metrics, n_bootstrap=200)
-    found = RunStatistics(scores, "ixg")
-    assert [(mark.method, mark.metric) for mark in found.shared] == [("occlusion", "deletion(steps=4)")]
-    assert found.test("occlusion", "ixg", metrics[0]) is not None
-    assert found.units == 5
+    result = RunStatistics(scores, "ixg")
+    assert [(mark.method, mark.metric) for mark in result.shared] == [("occlusion", "deletion(steps=4)")]
+    assert result.test("occlusion", "ixg", metrics[0]) is not None
+    assert result.units == 5

@@ -32,11 +32,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_protocol_says_which_rows_and_columns_there_are(tmp_path: Path) -> None:
-    known = protocol({"ours": "rollout"}, evaluation=EvaluationSpec(("deletion",)))
-    (found,) = collect(Store.open(a_run(tmp_path, known)))
-    assert found.table.methods == ("ours", "random")
-    assert found.table.metrics == ("deletion",)
-    assert found.missing.cells == 0
+    spec = protocol({"ours": "rollout"}, evaluation=EvaluationSpec(("deletion",)))
+    (result,) = collect(Store.open(a_run(tmp_path, spec)))
+    assert result.table.methods == ("ours", "random")
+    assert result.table.metrics == ("deletion",)
+    assert result.missing.cells == 0
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
     assert {path.name for path in written.folder.iterdir()} == {*written.files, "manifest.json"}
     scores = rows(written.folder / "scores.csv")
     assert len(scores) == 8 * 3 * 2
-    told = {(row["image"], row["method"], row["metric"]): float(row["score"]) for row in scores}
-    assert told["picture c", "ours", "deletion"] == score("c", "ours", "deletion")
+    messages = {(row["image"], row["method"], row["metric"]): float(row["score"]) for row in scores}
+    assert messages["picture c", "ours", "deletion"] == score("c", "ours", "deletion")
     means = {(row["method"], row["metric"]): row for row in rows(written.folder / "table.csv")}
-    expected = sum(score(each, "ours", "insertion") for each in "abcdefgh") / 8
+    expected = sum(score(item, "ours", "insertion") for item in "abcdefgh") / 8
     assert float(means["ours", "insertion"]["mean"]) == pytest.approx(expected)
     assert means["ours", "insertion"]["images"] == "8"
     assert f"{expected:.4f}" in (written.folder / "table.md").read_text()
@@ -112,8 +112,8 @@ def test_the_commands_say_what_was_changed() -> None:
     usual = read("quick")
     more = dataclasses.replace(usual, methods={**usual.methods, "rollout": "rollout"})
     less = dataclasses.replace(usual, evaluation=dataclasses.replace(usual.evaluation, metrics=("gini",), seeds=(3, 4)))
-    plain, again = commands(usual, {"images": None}, "a folder", 1, "protocol.json")
-    assert plain == "vitreous bench run quick --out 'a folder'"
+    default, again = commands(usual, {"images": None}, "a folder", 1, "protocol.json")
+    assert default == "vitreous bench run quick --out 'a folder'"
     assert again == "vitreous bench report 'a folder'"
     assert commands(more, {"images": 18}, "x", 1, "protocol.json")[0].endswith("--out x --method +rollout --images 18")
     assert commands(less, {"checkpoint": {"world": "w.pt"}}, "x", 2, "")[0].endswith(
@@ -140,23 +140,23 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
     other = dataclasses.replace(SETTING, label="other", model={"label": "other", "name": "world"}, fingerprint="0" * 32)
     third = dataclasses.replace(SETTING, label="third", model={"label": "third", "name": "world"}, fingerprint="1" * 32)
     models = tuple(ModelSpec(label, "world") for label in ("other", "net", "third"))
-    given = {
+    options = {
         "protocol": protocol(models=models).to_json(),
         "data": None,
         "images": None,
         "checkpoint": {},
         "sources": [],
     }
-    store, settings = begun(tmp_path, given), [SETTING, other, third]
+    store, settings = begun(tmp_path, options), [SETTING, other, third]
     units = [judging("abcd", setting=setting, number=at) for at, setting in enumerate(settings)]
-    names = {each * 8: each for each in "abcd"}
+    names = {item * 8: item for item in "abcd"}
     store.add_plan(settings, units, "wanted", names)
     judged(store, units[0])
     judged(store, units[1], shift=0.25)
-    found = collect(store)
-    assert [each.label for each in found] == ["other", "net", "third"]  # the protocol's order
-    assert found[0].table["ours", "insertion"] == pytest.approx(found[1].table["ours", "insertion"] + 0.25)
-    assert found[2].table.images == ()
+    result = collect(store)
+    assert [item.label for item in result] == ["other", "net", "third"]  # the protocol's order
+    assert result[0].table["ours", "insertion"] == pytest.approx(result[1].table["ours", "insertion"] + 0.25)
+    assert result[2].table.images == ()
     written = report(store.path)
     page = written.page.read_text()
     assert "third: nothing is finished yet" in page
@@ -168,10 +168,10 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
     """Two pictures tell nothing apart in either metric: one row, and one note."""
-    (found,) = collect(Store.open(a_run(tmp_path, protocol(), "ab")))
-    finding = ModelResult.of(found, protocol())
-    said = [flag for flag in finding.statistics.flags if flag.kind == "no better than random"]
-    assert len(said) == 2 * 2
+    (result,) = collect(Store.open(a_run(tmp_path, protocol(), "ab")))
+    finding = ModelResult.of(result, protocol())
+    info = [flag for flag in finding.statistics.flags if flag.kind == "no better than random"]
+    assert len(info) == 2 * 2
     page = report(tmp_path / "run").page.read_text()
     flags = page[page.index('id="m1-flags"') : page.index('id="m1-cost"')]
     assert flags.count("no better than random") == 1
@@ -206,10 +206,8 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
         Published("deletion", "other net", "ours", value=0.5, printed=50.0),
         Published("deletion", source="figure only"),
     )
-    known = protocol(
-        published=printed, absent={"Lost": "no code"}, data=DataSpec("folder", path="nowhere", images=5000)
-    )
-    reproduction = report(a_run(tmp_path, known, images=8)).reproduction
+    spec = protocol(published=printed, absent={"Lost": "no code"}, data=DataSpec("folder", path="nowhere", images=5000))
+    reproduction = report(a_run(tmp_path, spec, images=8)).reproduction
     assert reproduction is not None
     one, two, three, lost, other = reproduction.lines
     assert (one.verdict, two.verdict, three.verdict, lost.verdict, other.verdict) == (
@@ -229,10 +227,10 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
     assert "5 printed cells: 2 agree" in reproduction.summary
 
 
-def causes(tmp_path: Path, known: Protocol, ran: Protocol, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> str:
+def causes(tmp_path: Path, spec: Protocol, ran: Protocol, monkeypatch: pytest.MonkeyPatch, **wanted: Any) -> str:
     """Return the causes of one deviation, where ``known`` is what comes along under the name that was run."""
     monkeypatch.setattr("vitreous.benchmark.reproduction.shipped", lambda: ["mine"])
-    monkeypatch.setattr("vitreous.benchmark.reproduction.read", lambda name: known)
+    monkeypatch.setattr("vitreous.benchmark.reproduction.read", lambda name: spec)
     reproduction = report(a_run(tmp_path, ran, **wanted)).reproduction
     assert reproduction is not None
     return reproduction.lines[0].words
@@ -272,8 +270,8 @@ def test_weights_of_a_file_are_a_cause(tmp_path: Path, monkeypatch: pytest.Monke
 def test_statistics_of_scenes_are_a_cause(tmp_path: Path) -> None:
     ran = protocol({"generic": "generic", "ours": "coiba"}, published=(cell("ours", "insertion", 9.0),))
     setting = dataclasses.replace(SETTING, methods={**METHODS, "ours": "coiba"})
-    given = {"protocol": ran.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
-    store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
+    options = {"protocol": ran.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
+    store, unit = begun(tmp_path, options), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)
     judged(store, unit)
     reproduction = report(store.path).reproduction
@@ -284,12 +282,12 @@ def test_statistics_of_scenes_are_a_cause(tmp_path: Path) -> None:
 def test_our_order_and_the_papers(tmp_path: Path) -> None:
     methods = {"generic": "generic", "ours": "rollout"}
     values = {"generic": 0.1, "ours": 0.9, "random": 0.5}  # ours: longer names are higher
-    known = protocol(methods, published=tuple(cell(name, "insertion", value) for name, value in values.items()))
-    reproduction = report(a_run(tmp_path, known)).reproduction
+    spec = protocol(methods, published=tuple(cell(name, "insertion", value) for name, value in values.items()))
+    reproduction = report(a_run(tmp_path, spec)).reproduction
     assert reproduction is not None
-    (found,) = reproduction.agreements
-    assert (found.model, found.metric, found.methods) == ("net", "insertion", 3)
-    assert found.value == pytest.approx(-1.0)  # 21, 12, 18 against 1, 9, 5
+    (result,) = reproduction.agreements
+    assert (result.model, result.metric, result.methods) == ("net", "insertion", 3)
+    assert result.value == pytest.approx(-1.0)  # 21, 12, 18 against 1, 9, 5
     written = rows(tmp_path / "run" / "report" / "reproduction.csv")
     assert [row["paper"] for row in written] == ["0.1", "0.9", "0.5"]
     assert "rank correlation" in (tmp_path / "run" / "report" / "reproduction.md").read_text()
@@ -305,8 +303,8 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
         metrics={"deletion@coiba": "deletion@coiba"},
     )
     ran = dataclasses.replace(ran, name="coiba-table1", evaluation=EvaluationSpec(("deletion@coiba",)))
-    given = {"protocol": ran.to_json(), "data": None, "images": 8, "checkpoint": {}, "sources": []}
-    store, unit = begun(tmp_path, given), judging("abcdefgh", setting=setting)
+    options = {"protocol": ran.to_json(), "data": None, "images": 8, "checkpoint": {}, "sources": []}
+    store, unit = begun(tmp_path, options), judging("abcdefgh", setting=setting)
     planned(store, [unit], setting)
     judged(store, unit)
     reproduction = report(store.path).reproduction
@@ -334,18 +332,18 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_what_differs_everywhere_is_said_once() -> None:
     causes = [("fewer images: 8", "other model: a instead of b"), ("other model: a instead of c", "fewer images: 8")]
-    said = [*causes, (*causes[0], "other precision: float16")]
+    info = [*causes, (*causes[0], "other precision: float16")]
     lines = [
-        ReproducedCell(Published("m", "b", str(i), value=0.1), 0.2, 0.15, 0.3, 8, "differs", each)
-        for i, each in enumerate(said)
+        ReproducedCell(Published("m", "b", str(i), value=0.1), 0.2, 0.15, 0.3, 8, "differs", item)
+        for i, item in enumerate(info)
     ]
     lost = ReproducedCell(
         Published("m", "b", "lost", value=0.1), math.nan, math.nan, math.nan, 0, "no number", ("not run",)
     )
     reproduction = Reproduction(protocol(), (*lines, lost), (), ())
     assert reproduction.everywhere == ("fewer images: 8", "other model: a")
-    told = [line.words_beside(reproduction.everywhere) for line in reproduction.lines]
-    assert told == ["differs", "differs", "differs; other precision: float16", "not run"]
+    messages = [line.words_beside(reproduction.everywhere) for line in reproduction.lines]
+    assert messages == ["differs", "differs", "differs; other precision: float16", "not run"]
     html = render("benchmark_reproduction.html", reproduction=reproduction)
     assert html.count("fewer images: 8") == 1 + len(lines)  # in the text, and in what a click on the head sorts by
     assert Reproduction(protocol(), tuple(lines[:2]), (), ()).everywhere == ()
@@ -355,11 +353,11 @@ def test_another_substrate_is_another_column(tmp_path: Path) -> None:
     """A paper's column stands beside ours with other counts, never beside one that measures something else."""
     grey, blur = (f"insertion@tis(baseline={word})" for word in ("mean_scalar", "blur_tv"))
     ours = "insertion@tis(steps=28, baseline=mean_scalar)"
-    known = protocol(published=tuple(cell("ours", name, 9.0) for name in (grey, blur)))
+    spec = protocol(published=tuple(cell("ours", name, 9.0) for name in (grey, blur)))
     setting = dataclasses.replace(SETTING, metrics={ours: ours})
-    judge = dataclasses.replace(known.evaluation, metrics=(ours,))
-    given = {"protocol": dataclasses.replace(known, evaluation=judge).to_json(), "data": None, "images": None}
-    store = begun(tmp_path, {**given, "checkpoint": {}, "sources": []})
+    judge = dataclasses.replace(spec.evaluation, metrics=(ours,))
+    options = {"protocol": dataclasses.replace(spec, evaluation=judge).to_json(), "data": None, "images": None}
+    store = begun(tmp_path, {**options, "checkpoint": {}, "sources": []})
     unit = judging("abcdefgh", setting=setting, metrics=[ours])
     planned(store, [unit], setting)
     judged(store, unit)

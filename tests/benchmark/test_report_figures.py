@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
-from vitreous.benchmark import report_images as drawn
+from vitreous.benchmark import report_images
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, ReportLayout, read, shipped
@@ -24,17 +24,17 @@ from vitreous.results.table_plots import sweeps
 pytest.importorskip("matplotlib")
 
 
-def finding(tmp_path: Path, known: Protocol, pictures: str = "abcd", **more: Any) -> ModelResult:
-    (found,) = collect(Store.open(a_run(tmp_path, known, pictures, **more)))
-    return ModelResult.of(found, known)
+def finding(tmp_path: Path, spec: Protocol, pictures: str = "abcd", **more: Any) -> ModelResult:
+    (result,) = collect(Store.open(a_run(tmp_path, spec, pictures, **more)))
+    return ModelResult.of(result, spec)
 
 
-def shown(html: str) -> list[str]:
+def printed(html: str) -> list[str]:
     return re.findall(r'<img class="plot" src="data:image/svg[^"]*" alt="([^"]*)">', html)
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected", "said"),
+    ("asked", "expected", "info"),
     [
         ((), ["curves of insertion", "curves of deletion"], []),
         (("bars",), ["bars of insertion", "bars of deletion"], []),
@@ -43,58 +43,58 @@ def shown(html: str) -> list[str]:
         (("sweep",), [], ["No sweep: no two methods differ in one number only"]),
         (("bars", "radar"), ["bars of insertion", "bars of deletion"], ["No radar: a radar needs at least three"]),
     ],
-    ids=lambda each: "+".join(each) if isinstance(each, tuple) else None,
+    ids=lambda item: "+".join(item) if isinstance(item, tuple) else None,
 )
-def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], said: list[str]) -> None:
+def test_what_is_asked_for_is_drawn_or_named(tmp_path: Path, asked: Any, expected: list[str], info: list[str]) -> None:
     figures = draw_figures(finding(tmp_path, protocol(layout=ReportLayout(figures=asked))))
     assert [drawing.words for drawing in figures.drawings] == expected
-    for words in said:
+    for words in info:
         assert any(words in reason for reason in figures.reasons)
-    assert len(figures.reasons) == len(said)
+    assert len(figures.reasons) == len(info)
 
 
 def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
     """Bins of as many pictures each, by the probability of the class that is explained."""
     many = "".join(chr(0x4E00 + at) for at in range(65))
-    found = finding(tmp_path, protocol(layout=ReportLayout(figures=("bins",))), many)
-    assert drawn._bins(found) == {"count": 3, "by": "mass", "confidence": "pred"}
-    figures = draw_figures(found)
+    result = finding(tmp_path, protocol(layout=ReportLayout(figures=("bins",))), many)
+    assert report_images._bins(result) == {"count": 3, "by": "mass", "confidence": "pred"}
+    figures = draw_figures(result)
     assert [drawing.words for drawing in figures.drawings] == ["bins of insertion", "bins of deletion"]
     assert "Every bin has as many pictures, at least 20." in figures.text
-    for each in found.table.bins("ours", "insertion", 3, "mass"):
-        own = [ord(p) for p in many if each.low <= ord(p) % 16 / 100 <= each.high]
-        assert each.count in (21, 22)
-        assert min(score(chr(p), "ours", "insertion") for p in own) <= each.mean
-    config = found.scores.config
+    for item in result.table.bins("ours", "insertion", 3, "mass"):
+        own = [ord(p) for p in many if item.low <= ord(p) % 16 / 100 <= item.high]
+        assert item.count in (21, 22)
+        assert min(score(chr(p), "ours", "insertion") for p in own) <= item.mean
+    config = result.scores.config
     labelled = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, target="label"))
-    true = dataclasses.replace(found.scores, config=labelled)
-    assert drawn._bins(dataclasses.replace(found, scores=true))["confidence"] == "pred", "no label is known"
-    table = dataclasses.replace(found.table, confidence={**found.table.confidence, "label": np.ones(65)})
+    true = dataclasses.replace(result.scores, config=labelled)
+    assert report_images._bins(dataclasses.replace(result, scores=true))["confidence"] == "pred", "no label is known"
+    table = dataclasses.replace(result.table, confidence={**result.table.confidence, "label": np.ones(65)})
     true = dataclasses.replace(true, tables=(table,))
-    assert drawn._bins(dataclasses.replace(found, scores=true))["confidence"] == "label"
+    assert report_images._bins(dataclasses.replace(result, scores=true))["confidence"] == "label"
 
 
 def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
     setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
-    known = protocol(rows, layout=ReportLayout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
-    found = finding(tmp_path, known, setting=setting)
-    assert drawn._sweeps(found) == [
+    spec = protocol(rows, layout=ReportLayout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))
+    result = finding(tmp_path, spec, setting=setting)
+    assert report_images._sweeps(result) == [
         (["early", "late"], {"x": [0.25, 0.75], "x_label": "skip", "name": "skipplus(decompx, skip=…)"})
     ]
-    words = [drawing.words for drawing in draw_figures(found).drawings]
+    words = [drawing.words for drawing in draw_figures(result).drawings]
     assert words == ["sweep of insertion", "sweep of deletion"]
-    assert shown(report(tmp_path / "run").page.read_text()) == words
+    assert printed(report(tmp_path / "run").page.read_text()) == words
 
 
 @pytest.mark.parametrize("name", shipped())
 def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
-    known = read(name)
-    for kind in known.layout.figures:
+    spec = read(name)
+    for kind in spec.layout.figures:
         if kind == "sweep":
-            assert sweeps(list(known.methods.values()))
+            assert sweeps(list(spec.methods.values()))
         if kind == "radar":
-            assert sum(get_metric(metric).higher_is_better for metric in known.evaluation.metrics) >= 3
+            assert sum(get_metric(metric).higher_is_better for metric in spec.evaluation.metrics) >= 3
         assert kind in ("curves", "bins", "bars", "sweep", "histogram", "matrix", "radar")
 
 
@@ -102,8 +102,8 @@ def test_what_a_shipped_protocol_asks_for_could_be_drawn(name: str) -> None:
 
 
 def heads(html: str) -> list[str]:
-    found = re.findall(r"<th scope=col[^>]*>(.*?)</th>", html)
-    return [re.sub(r"(<[^>]*>)+", "|", each).strip("|") for each in found]
+    result = re.findall(r"<th scope=col[^>]*>(.*?)</th>", html)
+    return [re.sub(r"(<[^>]*>)+", "|", item).strip("|") for item in result]
 
 
 def firsts(html: str) -> list[str]:
@@ -114,29 +114,29 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[ModelResult]]:
     """Two models on two data sets, everything finished; the cells of each of the four are 0.25 above the last."""
     models = tuple(ModelSpec(label, "world") for label in ("net", "other"))
     sets = [DataSpec("folder", label=label, path="nowhere") for label in ("one", "two")]
-    known = protocol(models=models, data=sets[0], also=(sets[1],), layout=ReportLayout(**layout))
-    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
-    store, settings = begun(tmp_path, given), []
+    spec = protocol(models=models, data=sets[0], also=(sets[1],), layout=ReportLayout(**layout))
+    options = {"protocol": spec.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
+    store, settings = begun(tmp_path, options), []
     for label in ("net", "other"):
         for data in ("one", "two"):
             model, print_ = {"label": label, "name": "world"}, label[0] * 32
-            made = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
-            settings.append(made)
+            created = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
+            settings.append(created)
     units = [judging("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)]
-    store.add_plan(settings, units, "wanted", {each * 8: each for each in "abcdefgh"})
+    store.add_plan(settings, units, "wanted", {item * 8: item for item in "abcdefgh"})
     for at, unit in enumerate(units):
         judged(store, unit, shift=0.25 * at)
-    found = [ModelResult.of(each, known) for each in collect(store)]
+    result = [ModelResult.of(item, spec) for item in collect(store)]
     page = report(store.path).page.read_text()
-    return page[page.index('id="overview"') : page.index('id="m1"')], found
+    return page[page.index('id="overview"') : page.index('id="m1"')], result
 
 
 def test_the_whole_table_stands_as_the_protocol_lays_it_out(tmp_path: Path) -> None:
-    html, found = several(tmp_path, rows="models", columns=("data", "methods", "metrics"))
+    html, result = several(tmp_path, rows="models", columns=("data", "methods", "metrics"))
     assert heads(html)[:3] == ["model", "one|generic|insertion ↑", "one|generic|deletion ↓"]
     assert firsts(html) == ["net", "other"]
     values = re.findall(r'<td class="n" data-value="([^"]*)">', html)
-    tables = {(each.scores.label, each.scores.data): each.table for each in found}
+    tables = {(item.scores.label, item.scores.data): item.table for item in result}
     expected = [
         tables[model, data].mean(name, metric)
         for model in ("net", "other")

@@ -47,35 +47,35 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for unit in plan.units:
         with store.claim(unit.id) as mine:
             assert mine
-            said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-            store.write(unit.id, arrays(unit, random), {"unit": unit.to_json(), "explaining": 1.0, **said})
+            info: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
+            store.write(unit.id, arrays(unit, random), {"unit": unit.to_json(), "explaining": 1.0, **info})
     return report(folder).page
 
 
 def arrays(unit: Unit, random: np.random.Generator) -> dict[str, Any]:
-    count, found = len(unit.images), {}
+    count, result = len(unit.images), {}
     for i, method in enumerate(unit.methods):
         if not unit.is_scoring:
-            found |= {f"maps/{i}": random.normal(size=(count, 16, 16)).astype(np.float32)}
-            found |= {f"rows/{i}/given": np.arange(count, dtype=np.int32)}
+            result |= {f"maps/{i}": random.normal(size=(count, 16, 16)).astype(np.float32)}
+            result |= {f"rows/{i}/given": np.arange(count, dtype=np.int32)}
         for j, metric in enumerate(unit.metrics):
-            found[f"parts/{i}/{j}"] = MEANS[method] + random.normal(scale=0.02, size=(count, 1))
+            result[f"parts/{i}/{j}"] = MEANS[method] + random.normal(scale=0.02, size=(count, 1))
             if metric == METRICS[0]:
-                found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
-                found[f"curve/{i}/{j}/0/deletion/y"] = np.linspace(1, MEANS[method], 5) * np.ones((count, 1))
-    return {**found, "confidence/pred": np.full(count, 0.9)} if unit.is_scoring else found
+                result[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
+                result[f"curve/{i}/{j}/0/deletion/y"] = np.linspace(1, MEANS[method], 5) * np.ones((count, 1))
+    return {**result, "confidence/pred": np.full(count, 0.9)} if unit.is_scoring else result
 
 
 class Visit:
     """A page that is open, what it complained about, and what it asked for."""
 
-    def __init__(self, browser: Any, path: Path, **how: Any) -> None:
-        self.tab = browser.new_context(**how).new_page()
-        self.told: list[str] = []
+    def __init__(self, browser: Any, path: Path, **option: Any) -> None:
+        self.tab = browser.new_context(**option).new_page()
+        self.messages: list[str] = []
         self.asked: list[str] = []
-        self.tab.on("console", lambda message: self.told.append(message.text))
-        self.tab.on("pageerror", lambda error: self.told.append(str(error)))
-        self.tab.on("dialog", lambda dialog: self.told.append(dialog.message))
+        self.tab.on("console", lambda message: self.messages.append(message.text))
+        self.tab.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.tab.on("dialog", lambda dialog: self.messages.append(dialog.message))
         self.tab.on("request", lambda request: self.asked.append(request.url))
         self.tab.goto(path.as_uri())
 
@@ -92,16 +92,16 @@ class Visit:
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1400, "light"), (1400, "dark")])
 def test_it_opens_everywhere(browser: Any, page: Path, width: int, scheme: str) -> None:
     visit = Visit(browser, page, viewport={"width": width, "height": 900}, color_scheme=scheme)
-    wide, images, smallest, ink = visit.tab.evaluate(
+    landscape, images, smallest, ink = visit.tab.evaluate(
         """() => [document.documentElement.scrollWidth,
                   [...document.images].map(each => each.complete && each.naturalWidth > 0 && each.width > 60),
                   Math.min(...[...document.querySelectorAll('main p, main td, main th, main dd, main li')]
                       .map(each => parseFloat(getComputedStyle(each).fontSize))),
                   getComputedStyle(document.body).color]"""
     )
-    assert visit.told == []
+    assert visit.messages == []
     assert [url for url in visit.asked if not url.startswith("data:")] == [page.as_uri()]
-    assert wide <= width
+    assert landscape <= width
     assert len(images) >= 6 * (1 + len(METHODS)) + 2 * 5  # six pictures with their maps, two strips of all states
     assert all(images)
     assert smallest >= 12
@@ -121,7 +121,7 @@ def test_tables_sort(browser: Any, page: Path) -> None:
     visit.tab.locator("#m1-scores thead th").nth(3).locator("button").click()
     assert visit.names() == sorted(MEANS, key=lambda name: -MEANS[name])  # gini: the best is the highest
     assert visit.tab.locator("#m1-scores thead th").nth(1).get_attribute("aria-sort") is None
-    assert visit.told == []
+    assert visit.messages == []
 
 
 def test_words_stay_words(browser: Any, page: Path) -> None:
@@ -129,7 +129,7 @@ def test_words_stay_words(browser: Any, page: Path) -> None:
     assert visit.tab.locator("h1").inner_text() == "A page & its <script>alert(1)</script>"
     assert "<i>mine</i>" in visit.tab.locator("#m1-scores tbody").inner_text()
     assert visit.tab.locator("#m1-scores tbody i").count() == 0
-    assert visit.told == []
+    assert visit.messages == []
 
 
 def test_everything_is_there_without_a_script(browser: Any, page: Path) -> None:
@@ -154,5 +154,5 @@ def test_a_script_of_others_does_not_run(browser: Any, page: Path, tmp_path: Pat
     (tmp_path / "evil.html").write_text(text)
     visit = Visit(browser, tmp_path / "evil.html")
     assert visit.tab.title() != "caught"
-    assert len(visit.told) >= 2
-    assert all("Content Security Policy" in each for each in visit.told)
+    assert len(visit.messages) >= 2
+    assert all("Content Security Policy" in item for item in visit.messages)

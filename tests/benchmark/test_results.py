@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(run: Path) -> vt.BenchmarkResults:
+def result(run: Path) -> vt.BenchmarkResults:
     return vt.load_run(run)
 
 
@@ -58,52 +58,52 @@ def lines(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_numbers_are_those_of_the_report(run: Path, found: vt.BenchmarkResults, tmp_path: Path) -> None:
+def test_numbers_are_those_of_the_report(run: Path, result: vt.BenchmarkResults, tmp_path: Path) -> None:
     written = report(run, tmp_path / "report")
-    theirs = lines((written.folder / "table.csv").read_text())
-    assert [{**line, "paper": ""} for line in lines(found.to_csv())] == [{**their, "paper": ""} for their in theirs]
+    reported = lines((written.folder / "table.csv").read_text())
+    assert [{**line, "paper": ""} for line in lines(result.to_csv())] == [{**their, "paper": ""} for their in reported]
     scores = lines((written.folder / "scores.csv").read_text())
-    mine = lines(found.to_csv(tmp_path / "mine.csv", per_image=True))
+    mine = lines(result.to_csv(tmp_path / "mine.csv", per_image=True))
     assert mine == [{name: value for name, value in score.items() if name != "seed"} for score in scores]
     assert lines((tmp_path / "mine.csv").read_text()) == mine
-    assert found.lead == written.lead
+    assert result.lead == written.lead
 
 
-def test_it_shows_itself(found: vt.BenchmarkResults) -> None:
-    shown = Rows(found._repr_html_())
-    assert shown.tags == {"p", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-    heads = [place for place, row in enumerate(shown.rows) if row[0] == "method"]
-    assert [len(shown.rows[place]) - 1 for place in heads] == [len(METRICS), 1]
-    assert [row[0] for row in shown.rows[1 : heads[1]]] == list(ALL)  # a name is a name, tags and all
-    told = {(line["data"], line["method"], line["metric"]): float(line["mean"]) for line in lines(found.to_csv())}
-    for name, *cells in shown.rows[1 : heads[1]]:
+def test_it_shows_itself(result: vt.BenchmarkResults) -> None:
+    printed = Rows(result._repr_html_())
+    assert printed.tags == {"p", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+    heads = [place for place, row in enumerate(printed.rows) if row[0] == "method"]
+    assert [len(printed.rows[place]) - 1 for place in heads] == [len(METRICS), 1]
+    assert [row[0] for row in printed.rows[1 : heads[1]]] == list(ALL)  # a name is a name, tags and all
+    messages = {(line["data"], line["method"], line["metric"]): float(line["mean"]) for line in lines(result.to_csv())}
+    for name, *cells in printed.rows[1 : heads[1]]:
         for metric, text in zip(METRICS, cells, strict=True):
             number = re.search(r"-?\d+\.\d+", text)
             assert number is not None
-            assert float(number[0]) == pytest.approx(told["test", name, metric], abs=6e-3)
-    dropping = next(cells for name, *cells in shown.rows if name == "tis")
+            assert float(number[0]) == pytest.approx(messages["test", name, metric], abs=6e-3)
+    dropping = next(cells for name, *cells in printed.rows if name == "tis")
     assert "◆" in dropping[METRICS.index("token_deletion_aopc")]
     assert "◆" not in dropping[METRICS.index("gini")]
-    best = [row[2] for row in shown.rows[1 : heads[1]] if "(best)" in row[2]]
+    best = [row[2] for row in printed.rows[1 : heads[1]] if "(best)" in row[2]]
     assert len(best) == 1
     assert float(re.findall(r"-?\d+\.\d+", best[0])[0]) == pytest.approx(
-        max(value for (data, _, metric), value in told.items() if (data, metric) == ("test", "gini")), abs=6e-3
+        max(value for (data, _, metric), value in messages.items() if (data, metric) == ("test", "gini")), abs=6e-3
     )
 
 
-def test_it_prints(run: Path, found: vt.BenchmarkResults) -> None:
-    assert repr(found).startswith(f"Results of {run}\n{found.lead}")
-    assert str(found.table(data="train")) in str(found)
+def test_it_prints(run: Path, result: vt.BenchmarkResults) -> None:
+    assert repr(result).startswith(f"Results of {run}\n{result.lead}")
+    assert str(result.table(data="train")) in str(result)
 
 
-def test_tables_by_their_names(found: vt.BenchmarkResults) -> None:
-    assert len(found) == 2
-    assert found.table(data="train") is found[1].table
-    assert found.table("world", "test") is found[0].table
-    assert [each.scores.data for each in found[:]] == ["test", "train"]
+def test_tables_by_their_names(result: vt.BenchmarkResults) -> None:
+    assert len(result) == 2
+    assert result.table(data="train") is result[1].table
+    assert result.table("world", "test") is result[0].table
+    assert [item.scores.data for item in result[:]] == ["test", "train"]
     for wrong in ({}, {"model": "world"}, {"data": "nothing"}, {"model": "nobody", "data": "test"}):
         with pytest.raises(VitreousError, match="world on test, world on train"):
-            found.table(**wrong)
+            result.table(**wrong)
 
 
 def test_of_an_unfinished_run(tmp_path: Path) -> None:

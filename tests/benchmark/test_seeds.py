@@ -41,8 +41,8 @@ def run_of(
     tmp_path: Path, seeds: Any = SEEDS, lost: Any = (), pictures: str = PICTURES, begun_with: Any = None
 ) -> Store:
     """A run with these seeds; ``lost`` are (picture, method, seed) without a score."""
-    known = protocol(evaluation=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
-    wanted = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
+    spec = protocol(evaluation=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
+    wanted = {"protocol": spec.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
     store, units = begun(tmp_path, wanted), [judging(pictures, seed) for seed in seeds]
     planned(store, [*units, *(judging(pictures, seed) for seed in begun_with or () if seed not in seeds)])
     for unit in units:
@@ -62,8 +62,8 @@ def run_of(
 
 
 def found_in(store: Store) -> RunScores:
-    (found,) = collect(store)
-    return found
+    (result,) = collect(store)
+    return result
 
 
 def means_over_seeds(method: str, metric: str, seeds: Any = SEEDS) -> list[float]:
@@ -77,8 +77,10 @@ def test_means_and_intervals_are_of_seed_averages(tmp_path: Path) -> None:
             expected = means_over_seeds(method, metric)
             assert table[method, metric] == pytest.approx(expected)
             assert table.mean(method, metric) == pytest.approx(statistics.fmean(expected))
-            drawn = resampled([(np.array(expected)[:, None], weighted_mean)], table.n_bootstrap, table.seed)[:, 0]
-            assert table.interval(method, metric) == pytest.approx(np.quantile(drawn, [0.025, 0.975]))
+            image_of_map = resampled([(np.array(expected)[:, None], weighted_mean)], table.n_bootstrap, table.seed)[
+                :, 0
+            ]
+            assert table.interval(method, metric) == pytest.approx(np.quantile(image_of_map, [0.025, 0.975]))
             curve = table.curve(method, metric)
             assert curve.y == pytest.approx(np.array(expected)[:, None] + [0, 1])
     assert table.degenerate["ours"]["constant"] == len(PICTURES), "of one seed, the most"
@@ -86,21 +88,21 @@ def test_means_and_intervals_are_of_seed_averages(tmp_path: Path) -> None:
 
 
 def test_tests_and_ranks_are_of_seed_averages(tmp_path: Path) -> None:
-    found = found_in(run_of(tmp_path))
-    said = ModelResult.of(found, protocol()).statistics
+    result = found_in(run_of(tmp_path))
+    info = ModelResult.of(result, protocol()).statistics
     for metric in METRICS:
         ours, chance = (np.array(means_over_seeds(name, metric)) for name in ("ours", "random"))
-        test = said.test("ours", "random", metric)
+        test = info.test("ours", "random", metric)
         assert test is not None
         assert test.difference == pytest.approx((ours - chance).mean())
         signs = np.array(np.meshgrid(*[[1, -1]] * len(PICTURES))).reshape(len(PICTURES), -1)
         under_swaps = np.abs(((ours - chance) @ signs) / len(PICTURES))
         p = (under_swaps >= abs((ours - chance).mean()) - 1e-12).mean()
         assert test.p == pytest.approx(p)
-        columns = np.stack([means_over_seeds(name, metric) for name in found.table.methods], axis=1)
-        mean_ranks = ranks_per_image(columns, found.table.higher_is_better[metric]).mean(axis=0)
-        for name, expected in zip(found.table.methods, mean_ranks, strict=True):
-            assert said.ranks[metric].of(name) == pytest.approx(expected)
+        columns = np.stack([means_over_seeds(name, metric) for name in result.table.methods], axis=1)
+        mean_ranks = ranks_per_image(columns, result.table.higher_is_better[metric]).mean(axis=0)
+        for name, expected in zip(result.table.methods, mean_ranks, strict=True):
+            assert info.ranks[metric].of(name) == pytest.approx(expected)
 
 
 def deviation(method: str, metric: str, pictures: str = PICTURES, seeds: Any = SEEDS) -> float:
@@ -117,16 +119,16 @@ def test_the_spread_between_seeds_is_in_every_export(tmp_path: Path) -> None:
     written = report(store.path)
     for text in (written.folder / "table.csv").read_text(), load_run(store.path).to_csv(), table.to_csv():
         row = next(
-            each
-            for each in csv.DictReader(io.StringIO(text))
-            if (each["method"], each["metric"]) == ("ours", "insertion")
+            item
+            for item in csv.DictReader(io.StringIO(text))
+            if (item["method"], item["metric"]) == ("ours", "insertion")
         )
         assert float(row["seed_sd"]) == pytest.approx(expected)
     for text in (written.folder / "table.md").read_text(), (written.folder / "table.tex").read_text(), str(table):
         assert "between seeds" in text
         assert f"{expected:.4f}" in text
-    (said,) = json.loads((written.folder / "statistics.json").read_text())
-    (own,) = [each for each in said["seed_sd"] if (each["method"], each["metric"]) == ("ours", "insertion")]
+    (info,) = json.loads((written.folder / "statistics.json").read_text())
+    (own,) = [item for item in info["seed_sd"] if (item["method"], item["metric"]) == ("ours", "insertion")]
     assert own["sd"] == pytest.approx(expected)
     assert written.page.read_text().count("between seeds</th>") >= len(METRICS)
     assert "between seeds" in load_run(store.path)._repr_html_()
@@ -154,14 +156,14 @@ def test_one_seed_has_no_column_of_spread(tmp_path: Path) -> None:
 def test_an_image_that_lacks_a_seed_has_the_mean_of_the_others(tmp_path: Path) -> None:
     lost = [("a", "ours", 0), ("b", "ours", 0), ("b", "ours", 5), *(("c", "ours", seed) for seed in SEEDS)]
     store = run_of(tmp_path, lost=lost)
-    found = found_in(store)
-    got = found.table["ours", "deletion"]
+    result = found_in(store)
+    got = result.table["ours", "deletion"]
     assert got[0] == pytest.approx(statistics.fmean(value("a", "ours", "deletion", seed) for seed in (5, 9)))
     assert got[1] == pytest.approx(value("b", "ours", "deletion", 9))
     assert math.isnan(got[2])
     # seeds are compared on the images that have them all
-    assert found.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", PICTURES[3:]))
-    notes = [note for note in ModelResult.of(found, protocol()).statistics.notes if "lack the score" in note]
+    assert result.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", PICTURES[3:]))
+    notes = [note for note in ModelResult.of(result, protocol()).statistics.notes if "lack the score" in note]
     assert notes == [
         "2 of 6 cells have images that lack the score of some seed, at most 2 of 12 (ours, insertion): "
         "these count with the mean over the seeds that are there"
@@ -170,11 +172,11 @@ def test_an_image_that_lacks_a_seed_has_the_mean_of_the_others(tmp_path: Path) -
 
 
 def test_a_seed_that_has_not_begun_hides_nothing(tmp_path: Path) -> None:
-    found = found_in(run_of(tmp_path, (0, 5), begun_with=SEEDS))
-    assert found.seeds == SEEDS
-    assert found.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (0, 5)))
-    assert found.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", seeds=(0, 5)))
-    assert found.missing.cells == len(PICTURES) * 3 * 2
+    result = found_in(run_of(tmp_path, (0, 5), begun_with=SEEDS))
+    assert result.seeds == SEEDS
+    assert result.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (0, 5)))
+    assert result.table.seed_sd["ours", "deletion"] == pytest.approx(deviation("ours", "deletion", seeds=(0, 5)))
+    assert result.missing.cells == len(PICTURES) * 3 * 2
 
 
 def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) -> None:
@@ -182,9 +184,9 @@ def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) ->
     planned(store, [judging(PICTURES, 11)])
     judge = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
     Store.create(store.path, {"protocol": protocol(evaluation=judge).to_json()})
-    found = found_in(store)
-    assert found.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (9,)))
-    assert (found.missing.wanted, found.missing.cells) == (2 * 12 * 6, 12 * 6)
+    result = found_in(store)
+    assert result.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (9,)))
+    assert (result.missing.wanted, result.missing.cells) == (2 * 12 * 6, 12 * 6)
 
 
 def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
@@ -200,8 +202,8 @@ def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
     table = found_in(store).table
     pooled = (np.array(counts[0]) + np.array(counts[1])).sum(axis=0)
     assert table.mean("ours", "mean_iou") == pytest.approx((pooled[0] / pooled[1] + pooled[2] / pooled[3]) / 2)
-    each = [np.array(own).sum(axis=0) for own in counts.values()]
-    scores = [(own[0] / own[1] + own[2] / own[3]) / 2 for own in each]
+    item = [np.array(own).sum(axis=0) for own in counts.values()]
+    scores = [(own[0] / own[1] + own[2] / own[3]) / 2 for own in item]
     assert table.seed_sd["ours", "mean_iou"] == pytest.approx(statistics.stdev(scores))
 
 

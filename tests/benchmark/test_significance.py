@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 import vitreous as vt
-from paired_scores import made, table
+from paired_scores import created, table
 from vitreous.benchmark.significance import compare_methods, holm, minimum_detectable, pairs_of, swap_p_values
 from vitreous.benchmark.summary import RunStatistics
 from vitreous.errors import VitreousError
@@ -58,9 +58,9 @@ def test_swaps_of_signed_ranks_are_the_wilcoxon_test() -> None:
 
 def test_random_swaps_come_near_all_of_them() -> None:
     gaps = RNG.normal(0.3, 1, size=(14, 4))
-    every, some = swap_p_values(gaps, samples=2**13), swap_p_values(gaps, samples=4000, seed=3)
-    np.testing.assert_allclose(some, every, atol=4 * 0.5 / math.sqrt(4000))
-    assert (some != every).any()
+    every, several = swap_p_values(gaps, samples=2**13), swap_p_values(gaps, samples=4000, seed=3)
+    np.testing.assert_allclose(several, every, atol=4 * 0.5 / math.sqrt(4000))
+    assert (several != every).any()
     assert swap_p_values(np.full((40, 1), 0.1), samples=999)[0] == 1 / 1000  # never zero
 
 
@@ -77,8 +77,8 @@ def test_ties_everywhere_tell_nothing_apart() -> None:
     """Rounding must not order what is equal: 0.1 + 0.2 - 0.3 is not quite zero."""
     assert swap_p_values(np.array([[0.1], [0.2], [-0.3]]))[0] == 1
     assert swap_p_values(np.zeros((30, 1)))[0] == 1
-    whole = np.random.default_rng(6).integers(-3, 6, size=(10, 20))
-    np.testing.assert_array_equal(swap_p_values(whole * 0.1), swap_p_values(whole))
+    complete = np.random.default_rng(6).integers(-3, 6, size=(10, 20))
+    np.testing.assert_array_equal(swap_p_values(complete * 0.1), swap_p_values(complete))
     assert swap_p_values(np.array([[2.0]]))[0] == 1  # one image
 
 
@@ -100,8 +100,8 @@ def test_false_alarms_with_groups() -> None:
     """Rows that share an image: five in a hundred where groups are known, many more where they are not."""
     rng = np.random.default_rng(4)
     gaps = np.repeat(rng.normal(size=(10, 400)), 6, axis=0) + rng.normal(0, 0.5, size=(60, 400))
-    known, ignored = swap_p_values(gaps, np.repeat(np.arange(10), 6), 512), swap_p_values(gaps, samples=512)
-    assert 0.02 < (known < 0.05).mean() < 0.08
+    spec, ignored = swap_p_values(gaps, np.repeat(np.arange(10), 6), 512), swap_p_values(gaps, samples=512)
+    assert 0.02 < (spec < 0.05).mean() < 0.08
     assert (ignored < 0.05).mean() > 0.3
 
 
@@ -109,8 +109,8 @@ def test_detectable_differences_are_found_four_times_in_five() -> None:
     rng, n, deviation = np.random.default_rng(5), 60, 1.7
     least = minimum_detectable(deviation / math.sqrt(n))
     assert least == pytest.approx(2.801585 * deviation / math.sqrt(n))
-    found = stats.ttest_1samp(rng.normal(least, deviation, size=(4000, n)), 0, axis=1).pvalue < 0.05
-    assert found.mean() == pytest.approx(0.8, abs=0.025)
+    result = stats.ttest_1samp(rng.normal(least, deviation, size=(4000, n)), 0, axis=1).pvalue < 0.05
+    assert result.mean() == pytest.approx(0.8, abs=0.025)
     assert math.isnan(minimum_detectable(0.0))
 
 
@@ -128,36 +128,36 @@ def test_pairs_are_against_chance_and_one_reference() -> None:
 
 @pytest.mark.parametrize("groups", [None, tuple(np.arange(40) // 4)])
 def test_differences_are_those_of_the_table(groups: Any) -> None:
-    scores = made(40, groups=groups)
+    scores = created(40, groups=groups)
     scores.parts["ixg", "insdel"][3] = math.nan
     pairs = pairs_of(scores.methods, reference="generic")
-    for each in compare_methods(scores, pairs, ["insdel"]):
-        expected = scores.difference(each.one, each.other, "insdel")
-        found = (each.difference, each.lower, each.upper)
-        np.testing.assert_allclose(found, (expected.mean, expected.low, expected.high), atol=1e-12)
-        assert each.images == expected.images == (39 if each.one == "ixg" else 40)
-        assert (each.units, each.family) == (each.images if groups is None else 10, 5)
-        assert each.z == pytest.approx(scores.z(each.one, "insdel", each.other))
-        gaps = scores[each.one, "insdel"] - scores[each.other, "insdel"]
-        assert each.error == pytest.approx(clustered_error(gaps, groups))
-        assert each.detectable == pytest.approx(minimum_detectable(each.error))
+    for item in compare_methods(scores, pairs, ["insdel"]):
+        expected = scores.difference(item.one, item.other, "insdel")
+        result = (item.difference, item.lower, item.upper)
+        np.testing.assert_allclose(result, (expected.mean, expected.low, expected.high), atol=1e-12)
+        assert item.images == expected.images == (39 if item.one == "ixg" else 40)
+        assert (item.units, item.family) == (item.images if groups is None else 10, 5)
+        assert item.z == pytest.approx(scores.z(item.one, "insdel", item.other))
+        gaps = scores[item.one, "insdel"] - scores[item.other, "insdel"]
+        assert item.error == pytest.approx(clustered_error(gaps, groups))
+        assert item.detectable == pytest.approx(minimum_detectable(item.error))
 
 
 def test_words_follow_the_direction_of_the_metric() -> None:
-    found = RunStatistics(made(60), reference="generic")
+    result = RunStatistics(created(60), reference="generic")
     for metric, sign in (("insdel", 1), ("deletion", -1)):
-        best = found.test("ixg", "random", metric)
+        best = result.test("ixg", "random", metric)
         assert best is not None
         assert best.difference * sign > 0
         assert (best.word, best.stars) == ("better", "**")  # 5 tests, 1,000 swaps: no p below 5 / 1,001
-        contrast = found.test("rollout", "generic", metric)
+        contrast = result.test("rollout", "generic", metric)
         assert contrast is not None
         assert contrast.word == "worse"
-        same = found.test("rollout", "random", metric)
+        same = result.test("rollout", "random", metric)
         assert same is not None
         assert (same.word, same.stars) == ("not told apart", "")
-        own = [test for test in found.tests if test.metric == metric]
-        np.testing.assert_allclose([each.corrected for each in own], holm(np.array([each.p for each in own])))
+        own = [test for test in result.tests if test.metric == metric]
+        np.testing.assert_allclose([item.corrected for item in own], holm(np.array([item.p for item in own])))
 
 
 def test_scores_that_are_no_means_swap_their_parts() -> None:
@@ -169,7 +169,7 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
         count[:, 3] += count[:, 2]
     counts["ixg"][:, 3] -= counts["ixg"][:, 2] // 2
     scores = table({(name, "mean_iou"): count for name, count in counts.items()})
-    (found,) = compare_methods(scores, [("ixg", "random")])
+    (result,) = compare_methods(scores, [("ixg", "random")])
 
     def score(rows: Any) -> float:
         total = np.sum(rows, axis=0)
@@ -181,27 +181,27 @@ def test_scores_that_are_no_means_swap_their_parts() -> None:
         return score(one) - score(other)
 
     every = [abs(gap(swap)) for swap in itertools.product((0, 1), repeat=6)]
-    assert found.difference == pytest.approx(gap([0] * 6))
-    assert found.p < 0.5
-    assert found.p == pytest.approx(np.mean([each >= every[0] - 1e-12 for each in every]))
+    assert result.difference == pytest.approx(gap([0] * 6))
+    assert result.p < 0.5
+    assert result.p == pytest.approx(np.mean([item >= every[0] - 1e-12 for item in every]))
     expected = scores.difference("ixg", "random", "mean_iou")
-    assert (found.lower, found.upper) == (expected.low, expected.high)
-    assert found.error == pytest.approx((found.upper - found.lower) / 4, rel=0.3)
+    assert (result.lower, result.upper) == (expected.low, expected.high)
+    assert result.error == pytest.approx((result.upper - result.lower) / 4, rel=0.3)
 
 
 # -- the whole -------------------------------------------------------------------------------------------
 
 
 def test_everything_as_plain_data() -> None:
-    scores = made(30, ("insdel", "deletion", "average_gain"))
+    scores = created(30, ("insdel", "deletion", "average_gain"))
     seeds = {("ixg", "insdel"): RNG.normal(size=(3, 30)), ("generic", "insdel"): RNG.normal(size=(1, 30))}
-    found = RunStatistics(scores, "generic", seeds=seeds)
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    result = RunStatistics(scores, "generic", seeds=seeds)
+    data = json.loads(json.dumps(result.to_json(), allow_nan=False))
     assert data["schema"] == "vitreous.statistics/1"
     assert len(data["tests"]) == 3 * 5
     assert len(data["correlations"]) == 3
-    assert {each["word"] for each in data["tests"]} <= {"better", "worse", "not told apart"}
-    assert [each["method"] for each in data["seeds"]] == ["ixg"]
+    assert {item["word"] for item in data["tests"]} <= {"better", "worse", "not told apart"}
+    assert [item["method"] for item in data["seeds"]] == ["ixg"]
     assert any("1 seeds and 30 images" in note for note in data["notes"])
     assert any("Holm over the tests of a metric, 5" in note for note in data["notes"])
     with pytest.raises(VitreousError, match="no method 'ixh'"):
@@ -228,17 +228,17 @@ def nan(n: int) -> Any:
 )
 def test_small_and_odd_tables_have_statistics(cells: Any) -> None:
     scores = table(cells)
-    found = RunStatistics(scores, reference=scores.methods[0])
-    json.dumps(found.to_json(), allow_nan=False)
-    assert set(found.ranks) == set(scores.metrics)
-    for test in found.tests:
+    result = RunStatistics(scores, reference=scores.methods[0])
+    json.dumps(result.to_json(), allow_nan=False)
+    assert set(result.ranks) == set(scores.metrics)
+    for test in result.tests:
         shared = not np.isnan(scores[test.one, test.metric] - scores[test.other, test.metric]).all()
         assert test.word == ("not told apart" if shared else "not tested")
         assert math.isnan(test.lower) == math.isnan(test.upper) == (test.units < 2)  # one image has no interval
 
 
 def test_few_images_are_said_to_be_few() -> None:
-    few, more = (RunStatistics(made(n, ("insdel",))) for n in (6, 30))
+    few, more = (RunStatistics(created(n, ("insdel",))) for n in (6, 30))
     assert any("insdel: 6 images are too few for 3 tests" in note for note in few.notes)
     assert not any("too few" in note for note in more.notes)
     assert not [test for test in few.tests if test.word != "not told apart"]
@@ -254,7 +254,7 @@ def test_a_table_without_anything_is_refused() -> None:
 
 
 def test_numbers_do_not_depend_on_the_global_generator() -> None:
-    scores = made(40)
+    scores = created(40)
     torch.manual_seed(1)
     first = RunStatistics(scores, "generic").to_json()
     torch.manual_seed(2)

@@ -40,21 +40,21 @@ def compared(model: vt.VisionModel, photo: Image.Image) -> vt.Comparison:
 
 def test_one_row_per_target_one_column_per_method(compared: vt.Comparison) -> None:
     methods = ["rollout", "ixg", "skipplus(ixg)"]
-    assert [[(each.target, each.method) for each in row] for row in compared.rows] == [
+    assert [[(item.target, item.method) for item in row] for row in compared.rows] == [
         [(target, method) for method in methods] for target in (1, 4)
     ]
-    assert {(each.output, each.seed) for each in compared} == {("prob", 9)}
+    assert {(item.output, item.seed) for item in compared} == {("prob", 9)}
 
 
 def test_comparing_is_explaining_each(model: vt.VisionModel, photo: Image.Image, compared: vt.Comparison) -> None:
-    for each in compared:
-        alone = vt.explain(model, photo, each.method, each.target, output="prob", seed=9)
-        torch.testing.assert_close(each.map, alone.map)
-        assert each.probability == pytest.approx(alone.probability, abs=1e-6)
+    for item in compared:
+        alone = vt.explain(model, photo, item.method, item.target, output="prob", seed=9)
+        torch.testing.assert_close(item.map, alone.map)
+        assert item.probability == pytest.approx(alone.probability, abs=1e-6)
 
 
 def test_indexing(compared: vt.Comparison) -> None:
-    flat = [each for row in compared.rows for each in row]
+    flat = [item for row in compared.rows for item in row]
     assert len(compared) == 6
     assert list(compared) == flat
     assert [compared[i] for i in range(-1, 6)] == [flat[5], *flat]
@@ -97,18 +97,18 @@ def test_comparison_in_a_notebook(compared: vt.Comparison) -> None:
 
 
 def test_a_wide_panel_is_broken_into_lines(model: vt.VisionModel, photo: Image.Image) -> None:
-    found = vt.compare(model, photo, ["ixg", "generic", "rollout", "gradcam"])
-    wide, narrow = found.panel(tile=64), found.panel(tile=64, columns=2)
-    assert narrow.width < wide.width
-    assert narrow.height > wide.height
+    result = vt.compare(model, photo, ["ixg", "generic", "rollout", "gradcam"])
+    landscape, narrow = result.panel(tile=64), result.panel(tile=64, columns=2)
+    assert narrow.width < landscape.width
+    assert narrow.height > landscape.height
     for columns in (1, 9):
-        assert [each.size for _, _, each in found.sheet(columns=columns).pictures][:5] == [(320, 320)] * 5
+        assert [item.size for _, _, item in result.sheet(columns=columns).pictures][:5] == [(320, 320)] * 5
     with pytest.raises(VitreousError, match="columns=0 must be at least 1"):
-        found.panel(columns=0)
+        result.panel(columns=0)
 
 
 @pytest.mark.parametrize(
-    ("look", "told"),
+    ("look", "messages"),
     [
         ({"scale": "row"}, "scale must be 'each', 'group' or 'panel', not 'row'"),
         ({"scale": 2}, "not 2; zoom=2 multiplies all sizes"),
@@ -117,26 +117,26 @@ def test_a_wide_panel_is_broken_into_lines(model: vt.VisionModel, photo: Image.I
         ({"percentile": 0}, "percentile must be above 0"),
     ],
 )
-def test_a_look_that_makes_no_sense(compared: vt.Comparison, look: dict[str, Any], told: str) -> None:
-    with pytest.raises(VitreousError, match=told):
+def test_a_look_that_makes_no_sense(compared: vt.Comparison, look: dict[str, Any], messages: str) -> None:
+    with pytest.raises(VitreousError, match=messages):
         compared.panel(**look)
 
 
-def said(found: vt.Comparison, **look: Any) -> list[str]:
-    return [line.text for line in found.sheet(**look).lines]
+def info(result: vt.Comparison, **look: Any) -> list[str]:
+    return [line.text for line in result.sheet(**look).lines]
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_rows_ask_and_tiles_name_what_they_explain(model: vt.VisionModel, photo: Image.Image) -> None:
     """Each method's own quantity; a method that knows no class has none, and no class in its tile."""
     methods = ["rollout", "ixg", "smooth(logprob(ixg), samples=2)", "vtranm", "eigencam", "eigengradcam"]
-    found = vt.compare(model, photo, methods, ["one", 4])
-    assert [each.title.split("?")[0] for each in found.rows[0]][:2] == [
+    result = vt.compare(model, photo, methods, ["one", 4])
+    assert [item.title.split("?")[0] for item in result.rows[0]][:2] == [
         "What does the model look at, whatever the class",
         "Why one",
     ]
-    lines = said(found, columns=9, tile=400)
-    for label, row in zip(("one", "four"), found.rows, strict=True):
+    lines = info(result, columns=9, tile=400)
+    for label, row in zip(("one", "four"), result.rows, strict=True):
         assert f"Why {label}? {row[1].probability:.2f}" in lines
     notes = {title: note for title, note in pairwise(lines) if title in methods}
     assert notes["rollout"].startswith("the same for every class")
@@ -149,11 +149,11 @@ def test_rows_ask_and_tiles_name_what_they_explain(model: vt.VisionModel, photo:
 
 def test_maps_without_for_and_against(model: vt.VisionModel, photo: Image.Image) -> None:
     for name, words in (("eigencam", "little"), ("eigengradcam", "little"), ("ixg", "against")):
-        found = vt.compare(model, photo, [name])
-        assert (found[0].map < 0).any()
-        assert words in said(found)
-        assert ("for" in said(found)) is (words == "against")
-        assert found[0].scale.signed is (words == "against")
+        result = vt.compare(model, photo, [name])
+        assert (result[0].map < 0).any()
+        assert words in info(result)
+        assert ("for" in info(result)) is (words == "against")
+        assert result[0].scale.signed is (words == "against")
 
 
 @pytest.mark.parametrize("ending", ["svg", "pdf"])
@@ -164,10 +164,10 @@ def test_pages_for_papers_hold_text_as_text(compared: vt.Comparison, tmp_path: P
     if ending == "svg":
         root = ElementTree.fromstring(data)
         names = {"s": "http://www.w3.org/2000/svg", "x": "http://www.w3.org/1999/xlink"}
-        assert [each.text for each in root.findall("s:text", names)] == [line.text for line in page.lines]
-        drawn = [each.get(f"{{{names['x']}}}href") for each in root.findall("s:image", names)]
-        embedded = [Image.open(io.BytesIO(base64.b64decode(str(each).partition(",")[2]))) for each in drawn]
-        assert [each.tobytes() for each in embedded] == [each.tobytes() for _, _, each in page.pictures]
+        assert [item.text for item in root.findall("s:text", names)] == [line.text for line in page.lines]
+        image_of_map = [item.get(f"{{{names['x']}}}href") for item in root.findall("s:image", names)]
+        embedded = [Image.open(io.BytesIO(base64.b64decode(str(item).partition(",")[2]))) for item in image_of_map]
+        assert [item.tobytes() for item in embedded] == [item.tobytes() for _, _, item in page.pictures]
         return
     start = int(data.split(b"startxref\n")[1].split()[0])
     assert data[start : start + 4] == b"xref"
@@ -177,9 +177,9 @@ def test_pages_for_papers_hold_text_as_text(compared: vt.Comparison, tmp_path: P
         assert data[place:].startswith(f"{number} 0 obj".encode())
     streams = [zlib.decompress(part.split(b"\nendstream")[0]) for part in data.split(b"stream\n")[1::2]]
     written = re.findall(rb"\((.*)\) Tj", streams[0])
-    unescaped = [re.sub(rb"\\(.)", rb"\1", each).decode("cp1252") for each in written]
+    unescaped = [re.sub(rb"\\(.)", rb"\1", item).decode("cp1252") for item in written]
     assert unescaped == [line.text for line in page.lines]
-    assert streams[1:] == [each.convert("RGB").tobytes() for _, _, each in page.pictures]
+    assert streams[1:] == [item.convert("RGB").tobytes() for _, _, item in page.pictures]
 
 
 @pytest.mark.parametrize(("methods", "target"), [([], None), (["ixg"], [])])

@@ -39,9 +39,9 @@ def photo() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def made(model: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
-    found = vt.explain(model, photo, "gradcam(layer=1)", "two", contrast=[0, "four"], output="prob", seed=5)
-    return dataclasses.replace(found, extras={"layers": torch.arange(48, dtype=torch.float64).view(3, 4, 4) / 7})
+def created(model: vt.VisionModel, photo: Image.Image) -> vt.Explanation:
+    result = vt.explain(model, photo, "gradcam(layer=1)", "two", contrast=[0, "four"], output="prob", seed=5)
+    return dataclasses.replace(result, extras={"layers": torch.arange(48, dtype=torch.float64).view(3, 4, 4) / 7})
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -51,47 +51,47 @@ def content(folder: Path) -> dict[str, bytes]:
 # -- fields --------------------------------------------------------------------------------------------
 
 
-def test_fields(model: vt.VisionModel, photo: Image.Image, made: vt.Explanation) -> None:
+def test_fields(model: vt.VisionModel, photo: Image.Image, created: vt.Explanation) -> None:
     seen, box = model.preprocess.resize_and_crop(photo)
     logits = model.logits(model.preprocess.to_tensor(seen)[None])[0].double()
-    chances = (logits - logits.logsumexp(dim=0)).exp()
-    best = max(range(5), key=lambda i: float(chances[i]))
-    assert (made.target, made.label, made.output, made.request.contrast) == (2, "two", "prob", (0, 4))
-    assert made.probability == pytest.approx(float(chances[2]), abs=1e-6)
-    assert (made.prediction.target, made.prediction.label) == (best, LABELS[best])
-    assert made.prediction.probability == pytest.approx(float(chances[best]), abs=1e-6)
-    assert (made.method, made.request.settings, made.seed) == (
+    probabilities = (logits - logits.logsumexp(dim=0)).exp()
+    best = max(range(5), key=lambda i: float(probabilities[i]))
+    assert (created.target, created.label, created.output, created.request.contrast) == (2, "two", "prob", (0, 4))
+    assert created.probability == pytest.approx(float(probabilities[2]), abs=1e-6)
+    assert (created.prediction.target, created.prediction.label) == (best, LABELS[best])
+    assert created.prediction.probability == pytest.approx(float(probabilities[best]), abs=1e-6)
+    assert (created.method, created.request.settings, created.seed) == (
         "gradcam(layer=1)",
         vt.get_method("gradcam(layer=1)").settings,
         5,
     )
-    assert (made.model, made.name, made.source, made.box) == ("tiny", "image", None, box)
-    assert (tuple(made.map.shape), made.map.dtype, made.map.requires_grad) == ((4, 4), torch.float32, False)
-    assert made.image.tobytes() == seen.tobytes()
+    assert (created.model, created.name, created.source, created.box) == ("tiny", "image", None, box)
+    assert (tuple(created.map.shape), created.map.dtype, created.map.requires_grad) == ((4, 4), torch.float32, False)
+    assert created.image.tobytes() == seen.tobytes()
 
 
 def test_the_prediction_is_the_default_target(model: vt.VisionModel) -> None:
     inputs = images(model.module, 6)
-    found = vt.explain(model, inputs, "ixg")
-    assert [each.target for each in found] == model.logits(inputs).argmax(dim=1).tolist()
-    assert all((each.target, each.label) == (each.prediction.target, each.prediction.label) for each in found)
-    assert len({each.target for each in found}) > 1
+    result = vt.explain(model, inputs, "ixg")
+    assert [item.target for item in result] == model.logits(inputs).argmax(dim=1).tolist()
+    assert all((item.target, item.label) == (item.prediction.target, item.prediction.label) for item in result)
+    assert len({item.target for item in result}) > 1
 
 
 def test_a_callable_target_has_a_name_and_no_class(model: vt.VisionModel) -> None:
     def spread(logits: torch.Tensor) -> torch.Tensor:
         return logits.amax(dim=1) - logits.amin(dim=1)
 
-    found = vt.explain(model, images(model.module, 1)[0], "ixg", spread)
-    assert (found.target, found.label, found.probability) == (None, "spread", None)
+    result = vt.explain(model, images(model.module, 1)[0], "ixg", spread)
+    assert (result.target, result.label, result.probability) == (None, "spread", None)
 
 
 def test_second_results_travel_along(model: vt.VisionModel) -> None:
-    found = vt.explain(model, images(model.module, 2), "skipplus(ixg)")
+    result = vt.explain(model, images(model.module, 2), "skipplus(ixg)")
     _, extras = vt.get_method("skipplus(ixg)").attribute(model, images(model.module, 2), extras=True)
-    for i, each in enumerate(found):
-        assert each.extras.keys() == extras.keys()
-        assert all(each.extras[name].equal(extras[name][i]) for name in extras)
+    for i, item in enumerate(result):
+        assert item.extras.keys() == extras.keys()
+        assert all(item.extras[name].equal(extras[name][i]) for name in extras)
 
 
 def test_seeds_are_recorded_and_decide(model: vt.VisionModel) -> None:
@@ -120,28 +120,28 @@ def test_grids(model: vt.VisionModel) -> None:
 
 
 @pytest.mark.parametrize("size", [None, (32, 32), (75, 110), (3, 2)])
-def test_upsample_is_torchs(made: vt.Explanation, size: tuple[int, int] | None) -> None:
+def test_upsample_is_torchs(created: vt.Explanation, size: tuple[int, int] | None) -> None:
     wanted = size or (32, 32)
-    expected = torch.nn.functional.interpolate(made.map[None, None], wanted, mode="bilinear", align_corners=False)
-    assert made.upsample(size).equal(expected[0, 0])
+    expected = torch.nn.functional.interpolate(created.map[None, None], wanted, mode="bilinear", align_corners=False)
+    assert created.upsample(size).equal(expected[0, 0])
 
 
-def test_sizes_of_pictures(made: vt.Explanation, photo: Image.Image) -> None:
-    assert made.heatmap().size == (32, 32)
-    assert made.overlay().size == (32, 32)
-    assert made.overlay(photo).size == photo.size
-    assert made.overlay(original=True).size == photo.size
-    assert made.overlay(opacity=0).tobytes() == made.image.tobytes()
-    assert made.overlay().tobytes() != made.image.tobytes()
+def test_sizes_of_pictures(created: vt.Explanation, photo: Image.Image) -> None:
+    assert created.heatmap().size == (32, 32)
+    assert created.overlay().size == (32, 32)
+    assert created.overlay(photo).size == photo.size
+    assert created.overlay(original=True).size == photo.size
+    assert created.overlay(opacity=0).tobytes() == created.image.tobytes()
+    assert created.overlay().tobytes() != created.image.tobytes()
 
 
 def test_the_original_comes_from_its_file(
-    model: vt.VisionModel, photo: Image.Image, made: vt.Explanation, tmp_path: Path
+    model: vt.VisionModel, photo: Image.Image, created: vt.Explanation, tmp_path: Path
 ) -> None:
     photo.save(tmp_path / "photo.png")
     read = vt.explain(model, tmp_path / "photo.png", "gradcam(layer=1)", 2, contrast=[0, 4], output="prob")
     assert read.source == str(tmp_path / "photo.png")
-    assert read.overlay(original=True).tobytes() == made.overlay(original=True).tobytes()
+    assert read.overlay(original=True).tobytes() == created.overlay(original=True).tobytes()
     (tmp_path / "photo.png").unlink()
     with pytest.raises(ImageError, match=r"no such file.*photo\.png"):
         read.overlay(original=True)
@@ -153,58 +153,60 @@ def test_a_tensor_has_no_original(model: vt.VisionModel) -> None:
 
 
 def test_html(model: vt.VisionModel) -> None:
-    found = vt.explain(model, images(model.module, 1)[0], "ixg", 3)
-    html = found._repr_html_()
+    result = vt.explain(model, images(model.module, 1)[0], "ixg", 3)
+    html = result._repr_html_()
     data = re.search(r'src="data:image/png;base64,([^"]+)"', html)
     assert data is not None
     embedded = Image.open(io.BytesIO(base64.b64decode(data[1])))
     assert embedded.size == (320, 320)  # large enough to look at
-    assert embedded.convert("RGB").tobytes() == found.overlay(size=320).tobytes()
+    assert embedded.convert("RGB").tobytes() == result.overlay(size=320).tobytes()
     assert "<b>" not in html
     assert "three &lt;b&gt;&amp;amp;&lt;/b&gt;" in html
 
 
-def test_caption_says_what_is_shown(made: vt.Explanation) -> None:
-    for part in ("gradcam(layer=1)", "two", f"{made.probability:.3f}", "rather than", "prob of tiny"):
-        assert part in made.caption
+def test_caption_says_what_is_shown(created: vt.Explanation) -> None:
+    for part in ("gradcam(layer=1)", "two", f"{created.probability:.3f}", "rather than", "prob of tiny"):
+        assert part in created.caption
 
 
 # -- files ---------------------------------------------------------------------------------------------
 
 
-def test_saved_and_loaded_again(made: vt.Explanation, tmp_path: Path) -> None:
-    folder = made.save(tmp_path / "deep" / "inside")
+def test_saved_and_loaded_again(created: vt.Explanation, tmp_path: Path) -> None:
+    folder = created.save(tmp_path / "deep" / "inside")
     assert folder == tmp_path / "deep" / "inside"
     assert {file.name for file in folder.iterdir()} == FILES | {"extras.npz"}
     again = vt.Explanation.load(str(folder))
-    assert again.map.dtype == made.map.dtype
-    assert again.map.equal(made.map)
-    assert {name: value.tolist() for name, value in again.extras.items()} == {"layers": made.extras["layers"].tolist()}
+    assert again.map.dtype == created.map.dtype
+    assert again.map.equal(created.map)
+    assert {name: value.tolist() for name, value in again.extras.items()} == {
+        "layers": created.extras["layers"].tolist()
+    }
     apart = ("map", "image", "extras", "original_image", "origin", "key")  # the last three stay in their process
-    assert again.identity == made.identity
-    for field in dataclasses.fields(made):
-        assert field.name in apart or getattr(again, field.name) == getattr(made, field.name), field.name
-    assert again.image.tobytes() == made.image.tobytes()
-    assert Image.open(folder / "overlay.png").tobytes() == made.overlay(size="photo", caption=True).tobytes()
-    assert Image.open(folder / "heatmap.png").tobytes() == made.heatmap().tobytes()
-    assert again.overlay().tobytes() == made.overlay().tobytes()
+    assert again.identity == created.identity
+    for field in dataclasses.fields(created):
+        assert field.name in apart or getattr(again, field.name) == getattr(created, field.name), field.name
+    assert again.image.tobytes() == created.image.tobytes()
+    assert Image.open(folder / "overlay.png").tobytes() == created.overlay(size="photo", caption=True).tobytes()
+    assert Image.open(folder / "heatmap.png").tobytes() == created.heatmap().tobytes()
+    assert again.overlay().tobytes() == created.overlay().tobytes()
     with pytest.raises(ImageError, match="not kept"):
         again.overlay(original=True)
 
 
 def test_tensors_and_double_precision_survive(tmp_path: Path) -> None:
     model = FAMILIES["vit"]().double()
-    found = vt.explain(model, images(model, 1)[0], "ixg")
-    again = vt.Explanation.load(found.save(tmp_path / "e"))
+    result = vt.explain(model, images(model, 1)[0], "ixg")
+    again = vt.Explanation.load(result.save(tmp_path / "e"))
     assert {file.name for file in (tmp_path / "e").iterdir()} == FILES
     assert (again.map.dtype, again.box, again.extras) == (torch.float64, None, {})
-    assert again.map.equal(found.map)
+    assert again.map.equal(result.map)
 
 
-def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
-    manifest = json.loads((made.save(tmp_path / "e") / "manifest.json").read_text(encoding="utf-8"))
+def test_manifest(created: vt.Explanation, tmp_path: Path) -> None:
+    manifest = json.loads((created.save(tmp_path / "e") / "manifest.json").read_text(encoding="utf-8"))
     assert manifest.keys() == MANIFEST | {"files"}
-    assert manifest == {**made.manifest(), "created": manifest["created"], "files": manifest["files"]}
+    assert manifest == {**created.manifest(), "created": manifest["created"], "files": manifest["files"]}
     assert sorted(manifest["files"]) == sorted(file.name for file in (tmp_path / "e").iterdir())
     assert manifest["identity"].keys() == {"request", "image", "weights"}
     assert manifest["schema"] == "vitreous.explanation/1"
@@ -216,8 +218,8 @@ def test_manifest(made: vt.Explanation, tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest["created"])
 
 
-def test_overwriting(model: vt.VisionModel, made: vt.Explanation, tmp_path: Path) -> None:
-    folder = made.save(tmp_path / "e")
+def test_overwriting(model: vt.VisionModel, created: vt.Explanation, tmp_path: Path) -> None:
+    folder = created.save(tmp_path / "e")
     before = content(folder)
     other = vt.explain(model, images(model.module, 1)[0], "random")
     with pytest.raises(VitreousError, match="e is there already"):
@@ -234,33 +236,33 @@ def test_overwriting(model: vt.VisionModel, made: vt.Explanation, tmp_path: Path
     assert [file.name for file in tmp_path.iterdir()] == ["e"]
 
 
-def test_a_file_in_the_way(made: vt.Explanation, tmp_path: Path) -> None:
+def test_a_file_in_the_way(created: vt.Explanation, tmp_path: Path) -> None:
     (tmp_path / "e").write_text("a file")
     for overwrite in (False, True):
         with pytest.raises(VitreousError, match="it is a file, and not replaced"):
-            made.save(tmp_path / "e", overwrite=overwrite)
+            created.save(tmp_path / "e", overwrite=overwrite)
     with pytest.raises(VitreousError, match="could not write"):
-        made.save(tmp_path / "e" / "inside")
+        created.save(tmp_path / "e" / "inside")
     assert content(tmp_path) == {"e": b"a file"}
 
 
 @pytest.mark.parametrize("broken", ["numpy.save", "numpy.savez", "PIL.Image.Image.save", "vitreous.io.atomic._open"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("odd")])
 def test_all_or_nothing(
-    made: vt.Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException
+    created: vt.Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: BaseException
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    kept = dataclasses.replace(made, extras={}).save(tmp_path / "kept")
+    stored = dataclasses.replace(created, extras={}).save(tmp_path / "kept")
     before = content(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(broken, fail)
-        told = VitreousError if isinstance(error, OSError) else type(error)
-        with pytest.raises(told, match="No space left" if isinstance(error, OSError) else None):
-            made.save(tmp_path / "new")
-        with pytest.raises(told):
-            made.save(kept, overwrite=True)
+        messages = VitreousError if isinstance(error, OSError) else type(error)
+        with pytest.raises(messages, match="No space left" if isinstance(error, OSError) else None):
+            created.save(tmp_path / "new")
+        with pytest.raises(messages):
+            created.save(stored, overwrite=True)
     assert content(tmp_path) == before
     assert [file.name for file in tmp_path.iterdir()] == ["kept"]
 
@@ -283,8 +285,8 @@ def test_all_or_nothing(
         {"extras.npz": b"PK\x03\x04nonsense"},
     ],
 )
-def test_broken_folders(made: vt.Explanation, tmp_path: Path, damage: dict[str, bytes | None]) -> None:
-    folder = made.save(tmp_path / "e")
+def test_broken_folders(created: vt.Explanation, tmp_path: Path, damage: dict[str, bytes | None]) -> None:
+    folder = created.save(tmp_path / "e")
     for name, data in damage.items():
         (folder / name).unlink()
         if data is not None:

@@ -64,8 +64,8 @@ class Cells(HTMLParser):
 
 
 def test_an_explanation_in_a_few_lines(model: Any, inputs: Tensor) -> None:
-    shown = repr(vt.explain(model, inputs[0], "plus(ixg)", 3, contrast=[1], output="prob"))
-    lines = shown.splitlines()
+    printed = repr(vt.explain(model, inputs[0], "plus(ixg)", 3, contrast=[1], output="prob"))
+    lines = printed.splitlines()
     assert len(lines) == 3
     assert all(word in lines[0] for word in ("input-0", "class 3", "rather than class 1", "prob"))
     assert "plus(ixg)" in lines[1]
@@ -86,33 +86,33 @@ def test_a_table_prints_and_shows_itself(table: vt.ScoreTable) -> None:
     assert repr(table).splitlines() == ["Table of 5 methods, 2 metrics, 3 images", *str(table).splitlines()]
     cells = Cells(table._repr_html_()).cells
     assert cells[: len(table.rows()[0])] == table.rows()[0]
-    assert [each for row in table.rows() for each in row] == cells
+    assert [item for row in table.rows() for item in row] == cells
 
 
 def test_a_notebook_shows_names_and_obeys_none(model: Any, inputs: Tensor) -> None:
     odd = "<script>alert(1)</script>"
-    made = vt.evaluate(model, inputs, {odd: "ixg"}, "deletion(steps=4)", controls=False, n_bootstrap=5)
-    assert "<script" not in made._repr_html_()
-    assert odd in Cells(made._repr_html_()).cells
+    created = vt.evaluate(model, inputs, {odd: "ixg"}, "deletion(steps=4)", controls=False, n_bootstrap=5)
+    assert "<script" not in created._repr_html_()
+    assert odd in Cells(created._repr_html_()).cells
 
 
 def test_a_diagnosis_prints_and_shows_itself(model: Any) -> None:
-    found = vt.diagnose(model)
-    lines = repr(found).splitlines()
+    result = vt.diagnose(model)
+    lines = repr(result).splitlines()
     assert lines[0].endswith(": healthy")
-    passed = sum(check.verdict == "ok" for check in found.checks)
-    assert lines[1].startswith(f"  {passed} of {len(found.checks)} checks ok, ")
-    cells = Cells(found._repr_html_()).cells
-    assert all(check.name in cells and check.sentence in cells for check in (*found.checks, *found.methods))
-    told = json.loads(json.dumps(found.to_json()))
-    assert (told["healthy"], len(told["checks"])) == (True, len(found.checks))
+    passed = sum(check.verdict == "ok" for check in result.checks)
+    assert lines[1].startswith(f"  {passed} of {len(result.checks)} checks ok, ")
+    cells = Cells(result._repr_html_()).cells
+    assert all(check.name in cells and check.sentence in cells for check in (*result.checks, *result.methods))
+    messages = json.loads(json.dumps(result.to_json()))
+    assert (messages["healthy"], len(messages["checks"])) == (True, len(result.checks))
 
 
 def test_a_sick_model_says_what_failed() -> None:
-    found = vt.diagnose(torch.nn.Linear(2, 2))
-    assert repr(found).splitlines()[0] == "Linear: some checks failed"
-    assert "failed: the model can be wrapped: no adapter knows" in repr(found)
-    assert "no adapter knows" in found._repr_html_()
+    result = vt.diagnose(torch.nn.Linear(2, 2))
+    assert repr(result).splitlines()[0] == "Linear: some checks failed"
+    assert "failed: the model can be wrapped: no adapter knows" in repr(result)
+    assert "no adapter knows" in result._repr_html_()
 
 
 # -- other formats -------------------------------------------------------------------------------------
@@ -174,39 +174,39 @@ def test_a_data_frame(table: vt.ScoreTable) -> None:
 
 
 def test_a_text_is_one_method_or_several(model: Any, inputs: Tensor) -> None:
-    assert [each.method for each in vt.compare(model, inputs[0], "generic")] == ["generic"]
+    assert [item.method for item in vt.compare(model, inputs[0], "generic")] == ["generic"]
     several = vt.compare(model, inputs[0], "generic, plus(ixg, start=1)")
-    assert [each.method for each in several] == ["generic", "plus(ixg, start=1)"]
-    assert [each.method for each in vt.compare(model, inputs[0], vt.get_method("ixg"))] == ["ixg"]
+    assert [item.method for item in several] == ["generic", "plus(ixg, start=1)"]
+    assert [item.method for item in vt.compare(model, inputs[0], vt.get_method("ixg"))] == ["ixg"]
     for nothing in ("", ","):
         with pytest.raises(VitreousError, match="expected a method name"):
             vt.compare(model, inputs[0], nothing)
 
 
 def test_a_bar_is_drawn_where_it_is_asked_for(model: Any, inputs: Tensor) -> None:
-    def drawn(**asked: Any) -> str:
-        told = io.StringIO()
-        with contextlib.redirect_stderr(told):
+    def image_of_map(**asked: Any) -> str:
+        messages = io.StringIO()
+        with contextlib.redirect_stderr(messages):
             vt.explain(model, inputs, "ixg", **asked)
             vt.compare(model, inputs[0], "ixg", **asked)
             vt.evaluate(model, inputs, "ixg", "deletion(steps=4)", n_bootstrap=5, **asked)
-        return told.getvalue()
+        return messages.getvalue()
 
-    assert drawn() == drawn(progress=None) == drawn(progress=False) == ""
-    shown = drawn(progress=True)
-    assert all(word in shown for word in ("explaining", "3.0/3", "comparing", "1.0/1", "states"))
+    assert image_of_map() == image_of_map(progress=None) == image_of_map(progress=False) == ""
+    printed = image_of_map(progress=True)
+    assert all(word in printed for word in ("explaining", "3.0/3", "comparing", "1.0/1", "states"))
     calls: list[tuple[float, int | None]] = []
-    assert drawn(progress=lambda done, total: calls.append((done, total))) == ""
+    assert image_of_map(progress=lambda done, total: calls.append((done, total))) == ""
     assert (3, 3) in calls
     with pytest.raises(VitreousError, match="progress='yes' is neither True nor a function"):
-        drawn(progress="yes")
+        image_of_map(progress="yes")
 
 
 def warned(call: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         call()
-    return [str(each.message) for each in told if issubclass(each.category, VitreousWarning)]
+    return [str(item.message) for item in messages if issubclass(item.category, VitreousWarning)]
 
 
 @pytest.mark.parametrize(("method", "own"), [("logprob(ixg)", "logprob"), (None, "logprob")])
@@ -220,16 +220,16 @@ def test_a_value_that_is_not_followed(model: Any, inputs: Tensor, method: str | 
 
 
 def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
-    plain, asked = vt.explain(model, inputs[0], "ixg"), vt.explain(model, inputs[0], "ixg", output="logit")
-    assert (plain.request.requested_output, plain.output, plain.identity) == ("logit", "logit", asked.identity)
+    default, asked = vt.explain(model, inputs[0], "ixg"), vt.explain(model, inputs[0], "ixg", output="logit")
+    assert (default.request.requested_output, default.output, default.identity) == ("logit", "logit", asked.identity)
     for call in (vt.explain, vt.compare):
         with pytest.raises(TargetError, match="is not one of logit, prob, logprob"):
             call(model, inputs[0], output="")
 
 
 def test_a_table_tells_it_too(model: Any, inputs: Tensor) -> None:
-    def judged(**given: Any) -> list[str]:
-        return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", controls=False, **given))
+    def judged(**options: Any) -> list[str]:
+        return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", controls=False, **options))
 
     assert judged() == []
     (text,) = judged(output="logprob")

@@ -12,7 +12,7 @@ import vitreous as vt
 def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int = 500, **more: Any) -> vt.ScoreTable:
     """A table of given scores ``[n]`` or parts ``[n, P]``."""
     methods, metrics = (tuple(dict.fromkeys(cell[at] for cell in scores)) for at in (0, 1))
-    parts = {cell: np.asarray(each, np.float64).reshape(len(each), -1) for cell, each in scores.items()}
+    parts = {cell: np.asarray(item, np.float64).reshape(len(item), -1) for cell, item in scores.items()}
     n = len(next(iter(parts.values())))
     return vt.ScoreTable(
         images=tuple(f"{i}.png" for i in range(n)),
@@ -28,7 +28,9 @@ def table(scores: dict[tuple[str, str], Any], groups: Any = None, samples: int =
     )
 
 
-def made(n: int, metrics: tuple[str, ...] = ("insdel", "deletion"), groups: Any = None, seed: int = 0) -> vt.ScoreTable:
+def created(
+    n: int, metrics: tuple[str, ...] = ("insdel", "deletion"), groups: Any = None, seed: int = 0
+) -> vt.ScoreTable:
     """Three methods and chance; the first is far better than chance, the last is chance in disguise."""
     draws = np.random.default_rng(seed)
     level = draws.normal(size=n)
