@@ -6,6 +6,7 @@ Quad-ImageNet and Part-Quad-ImageNet are grids of images of different classes, p
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,23 +118,15 @@ def make_grids(
     -------
     Grids
     """
-    grids = possible_grids(model, images, labels, rows, count, seed, least_confidence, annotations)
-    check_count(len(grids) // rows**2, count, rows)
+    samples = read_samples(images, model, labels, annotations)
+    grids = _combine(_make_cells(model, samples, rows, least_confidence, seed), rows, count)
+    _check_grids(grids, count)
     return grids
 
 
-def possible_grids(
-    model: VisionModel,
-    images: Any,
-    labels: Any,
-    rows: int,
-    count: int | None,
-    seed: int,
-    least_confidence: float | None,
-    annotations: Any,
-) -> Grids:
-    """Return the same, or as many as the images suffice for where that is fewer."""
-    queues = _ClassQueues(_make_cells(model, images, labels, annotations, rows, least_confidence, seed))
+def _combine(cells: Iterable[_Cell], rows: int, count: int | None) -> Grids:
+    """Return ``count`` grids, or as many as the images suffice for where that is fewer."""
+    queues = _ClassQueues(cells)
     grids: list[list[_Cell]] = []
     while len(queues) >= rows**2 and (count is None or len(grids) < count):
         cells = [queues.take(queue) for queue in queues.longest(rows**2)]
@@ -142,9 +135,10 @@ def possible_grids(
     return _to_entries(grids, entries, rows)
 
 
-def check_count(number: int, count: int | None, rows: int) -> None:
-    """Refuse fewer grids than were asked for, or none."""
-    _check_enough(number, count, f"{rows**2} images of different classes", f"{rows} x {rows} grids")
+def _check_grids(grids: Grids, count: int | None) -> None:
+    cells = grids.rows**2
+    what, name = f"{cells} images of different classes", f"{grids.rows} x {grids.rows} grids"
+    _check_enough(len(grids) // cells, count, what, name)
 
 
 def make_mosaics(
@@ -161,7 +155,8 @@ def make_mosaics(
     One entry each, whose annotation is both cells of the first class; the rest as for ``make_grids``, the classes with
     the most images left going first until they do not suffice.
     """
-    queues = _ClassQueues(_make_cells(model, images, labels, annotations, 2, least_confidence, seed))
+    samples = read_samples(images, model, labels, annotations)
+    queues = _ClassQueues(_make_cells(model, samples, 2, least_confidence, seed))
     grids: list[list[_Cell]] = []
     indices: list[list[int]] = []
     while len(queues) >= 3 and (count is None or len(grids) < count):
@@ -202,17 +197,17 @@ def _annotate(cells: Sequence[_Cell], indices: Sequence[int], rows: int) -> Anno
 
 
 def _make_cells(
-    model: VisionModel, images: Any, labels: Any, annotations: Any, rows: int, least: float | None, seed: int
+    model: VisionModel, samples: Iterable[Sample], rows: int, least: float | None, seed: int
 ) -> Iterator[_Cell]:
     if not isinstance(rows, int) or rows < 2:
         raise VitreousError(f"rows={rows} must be at least 2")
     if least is not None and not 0 <= least <= 1:
         raise VitreousError(f"least_confidence={least} must lie between 0 and 1")
-    for samples in batched(read_samples(images, model, labels, annotations), _BATCH):
-        for sample in samples:
+    for batch in batched(samples, _BATCH):
+        for sample in batch:
             if sample.label is None:
                 raise TargetError(f"{sample.image.name} has no class: grids need labels")
-        yield from (_make_cell(sample, rows, seed) for sample in _confident(model, samples, least))
+        yield from (_make_cell(sample, rows, seed) for sample in _confident(model, batch, least))
 
 
 def _confident(model: VisionModel, samples: list[Sample], least: float | None) -> list[Sample]:
@@ -249,7 +244,7 @@ def _make_cell(sample: Sample, rows: int, seed: int) -> _Cell:
 class _ClassQueues:
     """Images that no grid has yet, by class."""
 
-    def __init__(self, cells: Iterator[_Cell]) -> None:
+    def __init__(self, cells: Iterable[_Cell]) -> None:
         self.queues: dict[int, deque[_Cell]] = {}
         for cell in sorted(cells, key=lambda cell: cell.key):
             self.queues.setdefault(cell.label, deque()).append(cell)
@@ -323,11 +318,8 @@ def _make_source(
 def _max_grids(counts: Iterable[int], cells: int) -> int:
     """Return how many grids there can be if the cells of each differ: k of them use k images of a class at most."""
     counts = list(counts)
-    lower, upper = 0, sum(counts) // cells
-    while lower < upper:
-        half = (lower + upper + 1) // 2
-        lower, upper = (half, upper) if sum(min(count, half) for count in counts) >= cells * half else (lower, half - 1)
-    return lower
+    numbers = range(1, sum(counts) // cells + 1)
+    return bisect_left(numbers, True, key=lambda k: sum(min(count, k) for count in counts) < cells * k)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -359,26 +351,16 @@ class GridSource(DataSource):
     def grids(self, model: VisionModel, on_error: SkipImage | None = None) -> Grids:
         """Put the grids together: every image is read once. Fewer than were asked for are an error."""
         grids = self._make(model, on_error)
-        check_count(len(grids) // self.rows**2, self.count or None, self.rows)
+        _check_grids(grids, self.count or None)
         return grids
 
     def _make(self, model: VisionModel, on_error: SkipImage | None = None) -> Grids:
         if not self._cache or self._cache[0][0] is not model:
-            annotations: deque[Annotation | None] = deque()
-            is_annotated = any(entry.is_annotated for entry in self.ingredients.entries)
-
-            def pairs() -> Iterator[Any]:
-                for sample in self.ingredients.samples(model, on_error):
-                    annotations.append(sample.annotation)
-                    yield sample.image.tensor, sample.label
-
-            def in_step() -> Iterator[Annotation | None]:
-                """Yield the annotation of the image that was read last, which read_samples needs next."""
-                while annotations:
-                    yield annotations.popleft()
-
-            options = self.rows, self.count or None, self.seed, self.least, in_step() if is_annotated else None
-            self._cache[:] = [(model, possible_grids(model, pairs(), None, *options))]
+            samples = self.ingredients.samples(model, on_error)
+            # which images meet follows from what the model sees, not from the bytes of their files
+            inputs = (replace(sample, image=replace(sample.image, path=None)) for sample in samples)
+            cells = _make_cells(model, inputs, self.rows, self.least, self.seed)
+            self._cache[:] = [(model, _combine(cells, self.rows, self.count or None))]
         return self._cache[0][1]
 
     def sample(self, model: VisionModel, index: int) -> Sample:
