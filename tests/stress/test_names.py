@@ -138,7 +138,7 @@ def test_statistics_are_not_mixed(here: Path) -> None:
     pixels = Path("more/b.png").read_bytes()
     Image.open("a.png").save("more/b.png")
     refused = run(*stats, "--resume")
-    assert (refused.code, "other pictures" in refused.err) == (2, True)
+    assert (refused.code, "other images" in refused.err) == (2, True)
     assert Path("s.safetensors").read_bytes() == before
     Path("more/b.png").write_bytes(pixels)
     assert run(*stats, "--resume").code == 0

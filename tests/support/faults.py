@@ -219,7 +219,7 @@ class Stats(Command):
 
     def finished(self) -> None:
         found = vt.ActivationStats.load(self.ours / "s.safetensors")
-        assert found.count == 4
+        assert found.count == found.num_seen == 4
         assert sorted(os.listdir(self.ours)) == ["mine.txt", "s.safetensors"]
 
 
@@ -252,7 +252,7 @@ class Cache(Scenario):
         os.environ["VITREOUS_CACHE"] = str(folder / "ours" / "kept")
 
     def map(self) -> torch.Tensor:
-        scenes._kept.clear()
+        scenes._cached.clear()
         return vt.get_method("coiba(steps=2, samples=1)").attribute(self.model, self.x, 1)
 
     def work(self, again: bool = False) -> None:

@@ -234,7 +234,7 @@ def test_other_pictures_or_another_model_are_not_gone_on_with(
         vt.collect_activation_stats(model, photos, out=out)
     shutil.copytree(photos, tmp_path / "more")
     (tmp_path / "more" / "05.png").write_bytes((tmp_path / "more" / "06.png").read_bytes())
-    with pytest.raises(vt.VitreousError, match="was made from other pictures"):
+    with pytest.raises(vt.VitreousError, match="was made from other images"):
         vt.collect_activation_stats(model, tmp_path / "more", out=out, resume=True)
     with pytest.raises(vt.VitreousError, match="it cannot be resumed here"):
         vt.collect_activation_stats(model, noise=20, out=out, resume=True)
@@ -269,7 +269,7 @@ def test_bad_wishes_are_named(model: vt.VisionModel, source: dict[str, Any], com
 
 
 def test_few_images(model: vt.VisionModel) -> None:
-    with pytest.raises(vt.VitreousError, match="statistics of 1 pictures have no deviation"):
+    with pytest.raises(vt.VitreousError, match="statistics of 1 images have no deviation"):
         vt.collect_activation_stats(model, images(model, 1))
     with pytest.warns(vt.VitreousWarning, match="statistics of 4 images are rough"):
         vt.collect_activation_stats(model, images(model, 4))
@@ -314,7 +314,7 @@ def test_the_command_complains_in_one_line(photos: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for arguments in ((), (photos, "--noise", "5")):
         done = run("stats", *MODEL, *arguments)
-        assert (done.code, done.err) == (2, "vitreous: error: give either pictures or --noise N\n")
+        assert (done.code, done.err) == (2, "vitreous: error: give either images or --noise N\n")
     (photos / "03.png").write_bytes(b"broken")
     done = run("stats", *MODEL, photos, "--quiet")
     assert (done.code, done.out) == (1, "")

@@ -88,7 +88,8 @@ def test_they_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch, ran: l
     model, built = vt.wrap(FAMILIES["vit"]().double()), []
     for together in (1, 7, 64):
         scenes._cached.clear()
-        built.append(world_statistics(model, (32, 32), "norm1", together))
+        monkeypatch.setattr(scenes, "_SCENE_BATCH", together)
+        built.append(world_statistics(model, (32, 32), "norm1"))
     assert sum(ran) == 3 * 64
     assert ran[64:74] == [7] * 9 + [1]
     for other in built[1:]:

@@ -15,8 +15,9 @@ import os
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -28,11 +29,12 @@ from torch.nn import functional as F
 
 from vitreous import __version__
 from vitreous import io as disk
-from vitreous.datasets import OnError, batched, count_images, file_digest, image_files, load_images
+from vitreous.datasets import LoadedImage, OnError, batched, count_images, file_digest, image_files, load_images
 from vitreous.errors import ImageError, VitreousError, VitreousWarning
 from vitreous.models import Snapshot, VisionModel, wrap
 from vitreous.models.submodels import SubModel
 from vitreous.progress import Progress
+from vitreous.registry import check_at_least
 from vitreous.tracing.context import Context
 from vitreous.tracing.memory import in_parts, inner_batch
 from vitreous.tracing.prng import check_seed
@@ -51,8 +53,6 @@ _log = logging.getLogger(__name__)
 _cached: OrderedDict[str, ActivationStats] = OrderedDict()
 _guard = Lock()
 
-OnProgress = Callable[[int], None]
-
 # -- over scenes ---------------------------------------------------------------------------------------------------
 
 
@@ -65,7 +65,7 @@ def world_moments(context: Context, point: str, layers: Sequence[int]) -> list[M
     size = _image_size(context, model)
     if isinstance(size, str):
         return size
-    stats = world_statistics(model, size, point, _SCENE_BATCH, context.on_progress, context.expect)
+    stats = world_statistics(model, size, point, context.on_progress, context.expect)
     return [stats.moments[point, first + layer] for layer in layers]
 
 
@@ -73,9 +73,8 @@ def world_statistics(
     model: VisionModel,
     size: Sequence[int],
     point: str,
-    batch_size: int = _SCENE_BATCH,
-    on_progress: OnProgress | None = None,
-    expect: OnProgress | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    expect: Callable[[int], None] | None = None,
 ) -> ActivationStats:
     """Return mean and deviation at one point of every block over the scenes, made at ``size`` or read from the cache.
 
@@ -93,7 +92,9 @@ def world_statistics(
         is_lasting = not Snapshot(model).recent.has_unknown_code  # otherwise nobody ever finds it again
         stats = _read(key, model, (height, width)) if is_lasting else None
         if stats is None:
-            stats = _sealed(key, model, _over_scenes(model, (height, width), point, batch_size, on_progress, expect))
+            if expect is not None:
+                expect(SCENES)
+            stats = _sealed(key, model, _over_scenes(model, (height, width), point, on_progress))
             if is_lasting:
                 _write(key, stats)
         _remember(key, stats)
@@ -120,16 +121,8 @@ def seen_scenes(model: VisionModel, size: Sequence[int], start: int = 0, stop: i
 
 
 def _over_scenes(
-    model: VisionModel,
-    size: tuple[int, int],
-    point: str,
-    batch_size: int,
-    on_progress: OnProgress | None,
-    expect: OnProgress | None,
+    model: VisionModel, size: tuple[int, int], point: str, on_progress: Callable[[int], None] | None
 ) -> ActivationStats:
-    if expect is not None:
-        expect(SCENES)
-
     def part(start: int, stop: int) -> ActivationStats:
         stats = statistics_of(model, seen_scenes(model, size, start, stop), "world", (point,))
         if on_progress is not None:
@@ -137,10 +130,7 @@ def _over_scenes(
         return stats
 
     with torch.inference_mode(False), torch.no_grad():
-        total, *others = in_parts(part, SCENES, max(1, batch_size))
-        for other in others:
-            total = total.merge(other)
-    return total
+        return reduce(ActivationStats.merge, in_parts(part, SCENES, _SCENE_BATCH))
 
 
 def _sealed(key: str, model: VisionModel, stats: ActivationStats) -> ActivationStats:
@@ -298,16 +288,21 @@ def collect_activation_stats(
     torch.Size([257, 192])
     """
     vision_model = wrap(model)
-    _check_arguments(images, noise, batch_size, seed)
-    source = _Noise(vision_model, noise, seed) if noise is not None else _Images(vision_model, images, on_error)
-    collection = _Collection(vision_model, source, batch_size, memory_gb, progress)
+    if (images is None) == (noise is None):
+        raise VitreousError("statistics need either images or noise=N")
+    check_at_least("noise", 2 if noise is None else noise, 2)
+    check_at_least("batch_size", 1 if batch_size is None else batch_size, 1)
+    collection = _Collection(vision_model, images, noise, check_seed(seed), on_error)
+    if batch_size is None:
+        probe = torch.empty(1, 3, *vision_model.preprocess.size, dtype=vision_model.dtype, device=vision_model.device)
+        batch_size = min(_LARGEST_BATCH, inner_batch(vision_model, probe, memory_gb))
     if out is None:
-        return collection.run(None, None)
+        return collection.run(batch_size, progress)
     disk.check_file(out, overwrite=overwrite or resume)
     partial = Path(f"{out}.partial")
     with disk.lock(out, timeout=0):
-        begun = _begin(vision_model, source, Path(out), partial, overwrite, resume)
-        stats = collection.run(begun, partial)
+        begun = _begin(vision_model, collection.kind, Path(out), partial, overwrite, resume)
+        stats = collection.run(batch_size, progress, begun, partial)
         if stats.model_digest != digest_of_model(vision_model):
             raise VitreousError(f"{vision_model.name} was changed while its statistics were collected; start again")
         stats.save(out, overwrite=True, held=True)
@@ -315,137 +310,81 @@ def collect_activation_stats(
     return replace(stats, path=str(out))
 
 
-def _check_arguments(images: Any, noise: int | None, batch_size: int | None, seed: int) -> None:
-    if (images is None) == (noise is None):
-        raise VitreousError("statistics need either images or noise=N")
-    if noise is not None and noise < 2:
-        raise VitreousError(f"noise={noise} must be at least 2")
-    if batch_size is not None and batch_size < 1:
-        raise VitreousError(f"batch_size={batch_size} must be at least 1")
-    check_seed(seed)
-
-
 class _Collection:
-    """Takes in what is left of a source; what was finished is kept at ``partial``, also after an error or Ctrl-C."""
+    """Takes in a source image by image. Those that were seen before are only compared: files are read, not decoded."""
 
-    def __init__(
-        self,
-        model: VisionModel,
-        source: _Noise | _Images,
-        batch_size: int | None,
-        memory_gb: float | None,
-        progress: Progress | None,
-    ) -> None:
-        self.model, self.source, self.progress = model, source, progress
-        probe = torch.empty(1, 3, *model.preprocess.size, dtype=model.dtype, device=model.device)
-        self.batch_size = batch_size or min(_LARGEST_BATCH, inner_batch(model, probe, memory_gb))
-        self.total: ActivationStats | None = None
-
-    def run(self, begun: ActivationStats | None, partial: Path | None) -> ActivationStats:
-        self.total = written = begun
-        saved = time.monotonic()
-        try:
-            for num_seen, batch in self.source.batches(begun, self.batch_size):
-                self._add(num_seen, batch)
-                if partial is not None and self.total is not None and time.monotonic() - saved > _SAVE_EVERY:
-                    self.total.save(partial, overwrite=True)
-                    saved, written = time.monotonic(), self.total
-        except BaseException:
-            if partial is not None and self.total is not None and self.total is not written:
-                self.total.save(partial, overwrite=True)
-            raise
-        return _enough(self.total)
-
-    def _add(self, num_seen: int, batch: Tensor | None) -> None:
-        if batch is not None:
-            for stats in in_parts(self._part(batch), len(batch), self.batch_size):
-                self.total = stats if self.total is None else self.total.merge(stats)
-        if self.total is not None:
-            self.total = replace(self.total, num_seen=num_seen, images_digest=self.source.digest(num_seen))
-        if self.progress is not None:
-            self.progress(num_seen, self.source.total)
-
-    def _part(self, batch: Tensor) -> Callable[[int, int], ActivationStats]:
-        return lambda start, stop: statistics_of(self.model, batch[start:stop], self.source.kind)
-
-
-def _enough(total: ActivationStats | None) -> ActivationStats:
-    """Return statistics of two images or more."""
-    if total is None or total.count < 2:
-        raise VitreousError(f"statistics of {0 if total is None else total.count} pictures have no deviation; give two")
-    if total.count < _FEW:
-        text = f"statistics of {total.count} images are rough; ten or more are advised"
-        warnings.warn(text, VitreousWarning, stacklevel=4)
-    return total
-
-
-class _Noise:
-    """Images of uniform noise; they are made anew up to where a collection stopped."""
-
-    kind = "noise"
-
-    def __init__(self, model: VisionModel, total: int, seed: int) -> None:
-        self.model, self.total, self.seed = model, total, seed
-
-    def digest(self, num_seen: int) -> str:
-        return f"seed {self.seed}"
-
-    def batches(self, begun: ActivationStats | None, batch_size: int) -> Iterator[tuple[int, Tensor | None]]:
-        num_seen = 0 if begun is None else begun.num_seen
-        if begun is not None and begun.images_digest != self.digest(num_seen):
-            raise _other_images(begun)
-        images = noise(self.model, self.total, self.model.preprocess.size, self.seed, 1)
-        for batch in batched(islice(images, num_seen, None), batch_size):
-            num_seen += len(batch)
-            yield num_seen, torch.cat(batch)
-
-
-class _Images:
-    """Images of any source. Those seen before are looked at again, bytes only if they are files, to know them."""
-
-    kind = "images"
-
-    def __init__(self, model: VisionModel, source: Any, on_error: OnError | None) -> None:
-        self.model, self.source, self.on_error = model, source, on_error
-        self.files = _files(source)
-        self.total = len(self.files) if self.files is not None else count_images(source)
-        self._digest, self._digested = hashlib.blake2b(digest_size=16), 0
-
-    def digest(self, num_seen: int) -> str:
-        """Return what tells the images seen so far from others."""
-        assert num_seen == self._digested
-        return self._digest.hexdigest()
-
-    def _update(self, digests: Iterator[str]) -> None:
-        for digest in digests:
-            self._digest.update(digest.encode())
-            self._digested += 1
-
-    def _skip(self, begun: ActivationStats | None, digests: Iterator[str]) -> None:
-        """Go past the images that were seen before, which have to be the same."""
-        self._update(digests)
-        if begun is not None and (self._digested, self._digest.hexdigest()) != (begun.num_seen, begun.images_digest):
-            raise _other_images(begun)
-
-    def batches(self, begun: ActivationStats | None, batch_size: int) -> Iterator[tuple[int, Tensor | None]]:
-        """Yield how many images were seen by then, and those of the batch that could be read."""
-        start = 0 if begun is None else begun.num_seen
-        if self.files is not None:
-            self._skip(begun, map(_digest_of, self.files[:start]))
-            for paths in batched(iter(self.files[start:]), batch_size):
-                readable = [image.tensor for path in paths for image in load_images(path, self.model, self.on_error)]
-                self._update(map(_digest_of, paths))
-                yield self._digested, _stacked(readable)
+    def __init__(self, model: VisionModel, images: Any, num_noise: int | None, seed: int, on_error: OnError | None):
+        self.model, self.kind = model, "images" if num_noise is None else "noise"
+        self.stats: ActivationStats | None = None
+        self.num_seen, self._digest = 0, hashlib.blake2b(digest_size=16)
+        self._items: Iterator[tuple[str, Iterable[LoadedImage]]]
+        files = _files(images)
+        if files is not None:
+            self.num_images: int | None = len(files)
+            self._items = ((_digest_of(path), load_images(path, model, on_error)) for path in files)
             return
-        images = load_images(self.source, self.model, self.on_error, draw=False)
-        self._skip(begun, (image.digest for image in islice(images, start)))
-        for batch in batched(images, batch_size):
-            self._update(image.digest for image in batch)
-            yield self._digested, _stacked([image.tensor for image in batch])
+        self.num_images = count_images(images) if num_noise is None else num_noise
+        source = images if num_noise is None else noise(model, num_noise, model.preprocess.size, seed, 1)
+        self._items = ((image.digest, [image]) for image in load_images(source, model, on_error, draw=False))
 
+    def run(
+        self,
+        batch_size: int,
+        progress: Progress | None,
+        begun: ActivationStats | None = None,
+        partial: Path | None = None,
+    ) -> ActivationStats:
+        """Return the statistics of all images, going on from ``begun``; after an error or Ctrl-C, they are kept."""
+        if begun is not None:
+            self._skip(begun)
+        saved, written = time.monotonic(), begun
+        try:
+            for items in batched(self._items, batch_size):
+                self._add(items, batch_size)
+                if progress is not None:
+                    progress(self.num_seen, self.num_images)
+                if partial is not None and self.stats is not None and time.monotonic() - saved > _SAVE_EVERY:
+                    self.stats.save(partial, overwrite=True)
+                    saved, written = time.monotonic(), self.stats
+        except BaseException:
+            if partial is not None and self.stats is not None and self.stats is not written:
+                self.stats.save(partial, overwrite=True)
+            raise
+        count = 0 if self.stats is None else self.stats.count
+        if self.stats is None or count < 2:
+            raise VitreousError(f"statistics of {count} images have no deviation; give two")
+        if count < _FEW:
+            text = f"statistics of {count} images are rough; ten or more are advised"
+            warnings.warn(text, VitreousWarning, stacklevel=3)
+        return self.stats
 
-def _other_images(begun: ActivationStats) -> VitreousError:
-    return VitreousError(f"{begun.path} was made from other pictures; it cannot be resumed with these")
+    def _skip(self, begun: ActivationStats) -> None:
+        """Go past the images that were seen before, which have to be the same."""
+        for digest, _ in islice(self._items, begun.num_seen):
+            self._update(digest)
+        if (self.num_seen, self._digest.hexdigest()) != (begun.num_seen, begun.images_digest):
+            raise VitreousError(f"{begun.path} was made from other images; it cannot be resumed with these")
+        self.stats = begun
+
+    def _update(self, digest: str) -> None:
+        self._digest.update(digest.encode())
+        self.num_seen += 1
+
+    def _add(self, items: Sequence[tuple[str, Iterable[LoadedImage]]], batch_size: int) -> None:
+        tensors = [image.tensor for _, images in items for image in images]  # of those that can be read
+        if len({tensor.shape for tensor in tensors}) > 1:
+            raise ImageError("tensors of different sizes cannot share statistics")
+        for digest, _ in items:
+            self._update(digest)
+
+        def part(start: int, stop: int) -> ActivationStats:
+            return statistics_of(self.model, torch.stack(tensors[start:stop]), self.kind)
+
+        total = self.stats
+        for stats in in_parts(part, len(tensors), batch_size):
+            total = stats if total is None else total.merge(stats)
+        if total is not None:
+            self.stats = replace(total, num_seen=self.num_seen, images_digest=self._digest.hexdigest())
 
 
 def _digest_of(path: Path) -> str:
@@ -456,7 +395,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _begin(
-    model: VisionModel, source: _Noise | _Images, out: Path, partial: Path, overwrite: bool, resume: bool
+    model: VisionModel, kind: str, out: Path, partial: Path, overwrite: bool, resume: bool
 ) -> ActivationStats | None:
     """Return what an earlier run left to go on with, if it is of the same model."""
     present = [path for path in (partial, out) if os.path.lexists(path)]
@@ -467,11 +406,9 @@ def _begin(
     if not resume:
         raise VitreousError(f"{present[0]} is there already; choose another place, or allow overwriting or resuming")
     earlier = ActivationStats.load(present[0])
-    if (earlier.model, earlier.source, earlier.model_digest) != (model.name, source.kind, digest_of_model(model)):
+    if (earlier.model, earlier.source, earlier.model_digest) != (model.name, kind, digest_of_model(model)):
         what = f"{earlier.source} in {earlier.model}"
         raise VitreousError(f"{present[0]} holds statistics of {what}, or of other weights; it cannot be resumed here")
-    if source.total is not None and earlier.num_seen > source.total:
-        raise _other_images(earlier)
     return earlier
 
 
@@ -482,9 +419,3 @@ def _files(source: Any) -> list[Path] | None:
     if isinstance(source, list | tuple) and source and all(isinstance(path, str | Path) for path in source):
         return [file for path in source for file in image_files(path)]
     return None
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Tensor | None:
-    if len({tensor.shape for tensor in tensors}) > 1:
-        raise ImageError("tensors of different sizes cannot share statistics")
-    return torch.stack(list(tensors)) if tensors else None
