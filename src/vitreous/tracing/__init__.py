@@ -12,9 +12,9 @@ from vitreous.tracing.records import (
     activation_grad,
     activation_value,
     resolve_layer,
-    upcast,
 )
 from vitreous.tracing.rules import Composite
+from vitreous.tracing.rules.base import upcast
 from vitreous.tracing.targets import VALUES, Target, Targets, TargetSpec, plain_target, probabilities
 
 __all__ = [

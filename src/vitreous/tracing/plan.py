@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from vitreous.errors import TracingError
 from vitreous.models import VisionModel
 from vitreous.tracing.attention import AttentionTap
-from vitreous.tracing.records import GLOBAL_POINTS, Activation, ActivationCache, Block, Patch, Record, upcast
+from vitreous.tracing.records import GLOBAL_POINTS, Activation, ActivationCache, Block, Patch, Record
 from vitreous.tracing.rules import GRADIENT, Composite
+from vitreous.tracing.rules.base import upcast
 
 _MODULE_POINTS = ("norm1", "attn", "norm2", "mlp")
 _COMES_BY_AT = {"window_weights": "attn_weights", "pool_weights": "attn_weights"}

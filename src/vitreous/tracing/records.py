@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, TracingError
 from vitreous.models import VisionModel
 from vitreous.tracing.rules import GRADIENT, Composite
+from vitreous.tracing.rules.base import upcast
 from vitreous.tracing.targets import check_output
 
 GLOBAL_POINTS = ("attn_weights", "attn_values", "block", "biases")
@@ -35,11 +36,6 @@ _WITHOUT_LAYER = ("pixels", "pool_weights")
 
 Patch = Callable[[Tensor], Tensor]
 """Takes what a module or an attention computed, images first, and returns what it shall be instead."""
-
-
-def upcast(value: Tensor) -> Tensor:
-    """Return the value in float32, or in float64 where it is."""
-    return value if value.dtype == torch.float64 else value.float()
 
 
 def resolve_layer(model: VisionModel, layer: int) -> int:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vitreous.errors import TargetError
 from vitreous.models import VisionModel
+from vitreous.tracing.rules.base import upcast
 
 VALUES = ("logit", "prob", "logprob")
 
@@ -112,7 +113,7 @@ class Target:
 
     def score(self, logits: Tensor) -> Tensor:
         """Return the explained number of each image, ``[B]``, differentiable."""
-        logits = _upcast(logits)
+        logits = upcast(logits)
         if self.function is not None:
             score = self.function(logits)
             if not isinstance(score, Tensor) or score.shape != logits.shape[:1]:
@@ -246,11 +247,7 @@ def probabilities(logits: Tensor, class_subset: Sequence[int] | None = None) -> 
 
 def class_logits(logits: Tensor, class_subset: Sequence[int] | None = None) -> Tensor:
     """Return the logit of every class ``[B, C]``, minus infinity outside the subset; a head of one logit has two."""
-    return _shut(_values(_upcast(logits), "logit"), class_subset)
-
-
-def _upcast(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return _shut(_values(upcast(logits), "logit"), class_subset)
 
 
 def _shut(logits: Tensor, class_subset: Sequence[int] | None) -> Tensor:

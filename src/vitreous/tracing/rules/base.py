@@ -87,6 +87,11 @@ def to_float64(value: Any) -> Any:
     return type(value)(to_float64(item) for item in value) if type(value) in (list, tuple) else value
 
 
+def upcast(value: Tensor) -> Tensor:
+    """Return the value in float32, or in float64 where it is."""
+    return value if value.dtype == torch.float64 else value.float()
+
+
 # -- rules ---------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ of a backward. So do guided backpropagation and DeepLift's rescale rule, whose r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from vitreous.tracing.rules.base import (
     Composite,
     Flows,
     Rule,
+    upcast,
 )
 
 
@@ -69,12 +71,41 @@ class HoldGate(Rule):
     """An activation ``x g(x)`` keeps its gate g. QuickGELU is written with a sigmoid, a gate; a ReLU is its own."""
 
     def __call__(self, call: Call) -> Any:
-        if call.func in (F.gelu, F.silu):
-            with torch.no_grad():
-                out: Tensor = call.run()
-            return FrozenGate.apply(call.args[0] if call.args else call.kwargs["input"], out)
-        out = call.run()
-        return out if call.func in RELUS else out.detach()
+        if call.func not in (F.gelu, F.silu):
+            out = call.run()
+            return out if call.func in RELUS else out.detach()
+        x = call.args[0] if call.args else call.kwargs["input"]
+
+        def value() -> tuple[Tensor, Tensor]:
+            out = call.run()
+            return out, (out / x).nan_to_num_(nan=0.5)  # 0 / 0: both of these gates are 1/2 at zero
+
+        return Held.apply(x, value)
+
+
+class Held(torch.autograd.Function):
+    """An operation that goes back as ``dx = slope * dy`` with a constant slope, or ``slope * (dy)+`` if ``positive``.
+
+    ``value()`` returns the model's own output, straight through, and the slope: computed as ``slope * x``, the output
+    would differ in the last bit.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, value: Callable[[], tuple[Tensor, Tensor]], in_place: bool = False, positive: bool = False
+    ) -> Tensor:
+        out, slope = value()
+        ctx.save_for_backward(slope)
+        ctx.positive = positive
+        if in_place:
+            ctx.mark_dirty(x)
+            out = x.copy_(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        flow = grads[0].clamp(min=0) if ctx.positive else grads[0]
+        return flow * ctx.saved_tensors[0], None, None, None
 
 
 def frozen_norm(call: Call, x: Tensor | None = None, mean: bool = False) -> Tensor:
@@ -85,7 +116,14 @@ def frozen_norm(call: Call, x: Tensor | None = None, mean: bool = False) -> Tens
     x, shape, weight = bound["input"] if x is None else x, tuple(bound["normalized_shape"]), bound.get("weight")
     if is_layer_norm:
         return FrozenLayerNorm.apply(x, shape, weight, bound.get("bias"), bound.get("eps", 1e-5), mean)  # type: ignore[no-any-return]
-    return FrozenRMSNorm.apply(x, shape, weight, bound.get("eps"))  # type: ignore[no-any-return]
+
+    def rms_norm() -> tuple[Tensor, Tensor]:
+        dims, eps = tuple(range(-len(shape), 0)), bound.get("eps")
+        mean_square = upcast(x).square().mean(dim=dims, keepdim=True)
+        inverse = torch.rsqrt(mean_square + (torch.finfo(x.dtype).eps if eps is None else eps)).to(x.dtype)
+        return F.rms_norm(x, shape, weight, eps), inverse if weight is None else inverse * weight
+
+    return Held.apply(x, rms_norm)  # type: ignore[no-any-return]
 
 
 class FrozenLayerNorm(torch.autograd.Function):
@@ -119,41 +157,6 @@ class FrozenLayerNorm(torch.autograd.Function):
         return scaled, None, None, None, None, None
 
 
-class FrozenRMSNorm(torch.autograd.Function):
-    """RMSNorm whose root mean square is a constant: ``dx = dy * weight / rms``."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: tuple[int, ...], weight: Tensor | None, eps: float | None) -> Tensor:
-        dims = tuple(range(-len(shape), 0))
-        eps = torch.finfo(x.dtype).eps if eps is None else eps
-        full = x if x.dtype == torch.float64 else x.float()
-        inverse = torch.rsqrt(full.square().mean(dim=dims, keepdim=True) + eps).to(x.dtype)
-        ctx.save_for_backward(inverse if weight is None else inverse * weight)
-        return F.rms_norm(x, shape, weight, eps)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.saved_tensors[0], None, None, None
-
-
-class FrozenGate(torch.autograd.Function):
-    """An activation ``x * g(x)`` whose gate ``g`` is a constant: ``dx = g dy`` (GELU: ``g = Phi``; SiLU: sigmoid).
-
-    The forward passes the model's own output straight through: ``x * g`` would differ from it in the last bit.
-
-    The gate is the quotient of output and input; both of these gates are 1/2 at zero.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor) -> Tensor:
-        ctx.save_for_backward((out / x).nan_to_num_(nan=0.5))  # 0 / 0
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.saved_tensors[0], None
-
-
 def conservative(gate: bool, mean: bool) -> Composite:
     """Return conservative propagation: attention and deviations held, perhaps gates of activations, and means too."""
     held = Composite.of(attention=HoldAttention(), softmax=Hold(), norm=HoldDeviation(mean))
@@ -165,24 +168,15 @@ LINEARIZED = conservative(gate=True, mean=False)
 """The network of DecompX: affine, with the gates, weights and deviations of the forward."""
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return grads[0] * ctx.factor, None
-
-
 @dataclass(frozen=True)
 class HalfGradient(Rule):
     """A product of two factors that flow hands half of the gradient to each: what it says is counted once."""
 
     def __call__(self, call: Call) -> Any:
         out = call.run()
-        return _Scaled.apply(out, 0.5) if len(call.operands) > 1 else out
+        if len(call.operands) < 2:
+            return out
+        return Held.apply(out, lambda: (out.view_as(out), out.new_tensor(0.5)))
 
 
 @dataclass(frozen=True)
@@ -223,28 +217,14 @@ class Guided(Rule):
                 f"guided backpropagation changes gradients at ReLUs only, so it would be the plain gradient at the "
                 f"{call.name} of {call.model_name}; use saliency"
             )
-        return _Guided.apply(*relu_arguments(call))
+        x, in_place = relu_arguments(call)
+        return Held.apply(x, lambda: (x.relu(), x > 0), in_place, True)
 
 
 def relu_arguments(call: Call) -> tuple[Tensor, bool]:
     """Return the input of a ReLU, and whether it is written over."""
     x, *options = (*call.args, *call.kwargs.values())
     return x, call.func in (torch.relu_, Tensor.relu_) or any(option is True for option in options)
-
-
-class _Guided(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
-        if in_place:
-            ctx.mark_dirty(x)
-        out = x.relu_() if in_place else x.relu()
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (out,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grads[0], out, 0).clamp_(min=0), None
 
 
 GUIDED = Composite.of(activation=Guided(), gate=Guided())
@@ -264,24 +244,14 @@ class RescaledReLU(Rule):
     def __call__(self, call: Call) -> Any:
         if call.func not in RELUS:
             raise refuse(call, f"the {call.name}")
-        return _Multiplied.apply(*relu_arguments(call))
+        x, in_place = relu_arguments(call)
 
+        def value() -> tuple[Tensor, Tensor]:
+            out, change = x.relu(), x[:-1] - x[-1:]
+            slope = torch.where(change == 0, (x[:-1] > 0).to(x.dtype), (out[:-1] - out[-1:]) / change)
+            return out, torch.cat([slope, torch.zeros_like(x[-1:])])
 
-class _Multiplied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
-        out, change = x.relu(), x[:-1] - x[-1:]
-        slope = torch.where(change == 0, (x[:-1] > 0).to(x.dtype), (out[:-1] - out[-1:]) / change)
-        ctx.save_for_backward(slope)
-        if in_place:
-            ctx.mark_dirty(x)
-            return x.copy_(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (slope,) = ctx.saved_tensors
-        return torch.cat([grads[0][:-1] * slope, torch.zeros_like(grads[0][-1:])]), None
+        return Held.apply(x, value, in_place)
 
 
 @dataclass(frozen=True)
