@@ -23,7 +23,6 @@ from vitreous.tracing.rules.composites import (
     SignSplit,
     StreamNorm,
     composed,
-    safe,
 )
 from vitreous.tracing.rules.lrp import (
     AlphaBeta,
@@ -40,6 +39,7 @@ from vitreous.tracing.rules.lrp import (
     ValueAttention,
     WSquare,
     ZBox,
+    safe,
 )
 from zoo import EVERY
 

@@ -111,7 +111,7 @@ def test_gradients_follow_the_value():
         ({"target": 0, "contrast": []}, "names no class"),
         ({"target": 0, "output": "odds"}, "'odds' is not one of logit, prob, logprob"),
         ({"target": lambda z: z, "contrast": 1}, "callable target"),
-        ({"target": 0, "contrast": lambda z: z}, "not a callable"),
+        ({"target": 0, "contrast": lambda z: z}, "neither a class nor a list"),
     ],
 )
 def test_refused(asked, complaint):

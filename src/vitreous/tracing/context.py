@@ -15,7 +15,7 @@ from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.records import ActivationCache, Pass
 from vitreous.tracing.rules import Composite
-from vitreous.tracing.runner import merge, run_for_targets
+from vitreous.tracing.runner import merge, run, run_for_targets
 from vitreous.tracing.targets import Target, class_logits, probabilities
 
 
@@ -129,8 +129,7 @@ class Context:
 
     def _compute(self, pass_: Pass, target: Target) -> ActivationCache:
         def part(start: int, stop: int) -> ActivationCache:
-            targets = [target.slice_images(start, stop)]
-            (cache,) = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
+            cache = run(self.model, self.inputs[start:stop], pass_, target.slice_images(start, stop))
             if self.on_progress is not None:
                 self.on_progress(stop - start)
             return cache
@@ -217,7 +216,7 @@ class Context:
 
     def with_output(self, output: str) -> Context:
         """Return the context that explains another output of the same classes; methods that need it share it."""
-        target = self._explained()
+        target = self.requested_target
         if target.function is not None or target.output == output:
             return self
         if output not in self._by_output:
@@ -233,10 +232,6 @@ class Context:
         vars(other).update(vars(self), _target=target, seed=self.seed if seed is None else check_seed(seed))
         vars(other).update(_caches=[], _by_output={}, memo={}, shared=None)
         return other
-
-    def _explained(self) -> Target:
-        """The target, without a pass to learn its classes where that can be."""
-        return self._target
 
     def _derive(self, inputs: Tensor, target: Target, model: VisionModel | None = None) -> Context:
         return Context(
@@ -261,7 +256,7 @@ class ContrastContexts:
 
     def __init__(self, context: Context, slots: int, choose: Choose) -> None:
         self.choose = choose
-        self.target = context.target if isinstance(context, ContrastContext) else context.requested_target
+        self.target = context.requested_target
         self.chosen: Tensor | None = None
         self.contexts = [ContrastContext(self, context, slot) for slot in range(slots)]
         shared: dict[Any, Any] = {} if context.shared is None else context.shared
@@ -316,13 +311,14 @@ class ContrastContext(Context):
         self.settle()
         return self._target
 
+    @property
+    def requested_target(self) -> Target:
+        return self.target
+
     def settle(self) -> None:
         """Choose the classes, by a forward if none has run."""
         if self._family.chosen is None:
             self._execute(Pass())
-
-    def _explained(self) -> Target:
-        return self.target
 
     def _execute(self, pass_: Pass) -> None:
         family = self._family

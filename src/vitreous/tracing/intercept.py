@@ -22,9 +22,8 @@ from vitreous.errors import TracingError
 from vitreous.tracing.attention import AttentionCall, AttentionTap, multi_head_attention
 from vitreous.tracing.plan import CompiledPass, Recorder
 from vitreous.tracing.rules import Call
-from vitreous.tracing.rules.base import CASTS, OPERATIONS, is_carrier, keeps_values, to_float64
+from vitreous.tracing.rules.base import CASTS, LAYER_NORMS, OPERATIONS, is_carrier, keeps_values, to_float64
 
-_LAYER_NORMS = (F.layer_norm, torch.layer_norm)
 _GATED = (F.gelu, F.silu)
 
 
@@ -105,7 +104,7 @@ class OpInterceptor(TorchFunctionMode):
         else:
             self._counts[kind] += 1
             out = rule(Call(kind, func, args, kwargs, self.model, self.layer))
-        if self.plan.has_biases and (kind == "linear" or func in _LAYER_NORMS):
+        if self.plan.has_biases and (kind == "linear" or func in LAYER_NORMS):
             index = 2 if kind == "linear" else 3
             layer = self.layer if self.layer is not None else 0 if self.tap is None else self.model.depth
             self.recorder.note_bias(layer, out, kwargs.get("bias", args[index] if len(args) > index else None))

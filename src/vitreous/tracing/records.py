@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -329,8 +330,7 @@ class ActivationCache:
 
     def copy(self) -> ActivationCache:
         """Return a cache that holds the same tensors and may be given more of its own."""
-        other = ActivationCache.__new__(ActivationCache)
-        other.__dict__ |= self.__dict__
+        other = copy(self)
         other._tensors = dict(self._tensors)
         return other
 

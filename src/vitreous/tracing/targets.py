@@ -79,7 +79,7 @@ class Target:
             if contrast is not None:
                 raise TargetError("contrast= cannot be combined with a callable target")
             return cls(output=output, function=target, class_subset=allowed)
-        rows = None if contrast is None else _contrast(model, plain_target(contrast)).expand(batch, -1)
+        rows = None if contrast is None else _contrast(model, plain_target(contrast), batch)
         sets = class_sets(model, batch, compare_classes)
         parsed = cls(_classes(model, batch, target), rows, output, allowed, sets)
         for name, classes in (("target", parsed.classes), ("contrast", parsed.contrast)):
@@ -200,9 +200,7 @@ def restriction(model: VisionModel, class_subset: Sequence[ClassSpec] | None) ->
     """Parse which classes the softmax is restricted to: indices in order, each once."""
     if class_subset is None:
         return None
-    if isinstance(class_subset, str) or not isinstance(class_subset, Iterable):
-        raise TargetError(f"classes={class_subset!r:.60} is not a list of classes")
-    indices = sorted({model.class_index(_index_or_name(word)) for word in class_subset})
+    indices = sorted({*_indices(model, class_subset, f"classes={class_subset!r:.60} is not a list of classes")})
     if len(indices) < 2:
         raise TargetError(f"a softmax needs two classes at least, got {len(indices)}")
     return tuple(indices)
@@ -217,27 +215,21 @@ def class_sets(model: VisionModel, batch: int, compare_classes: Any) -> Tensor |
     rows = list(sets) if is_by_image else [sets] * batch
     if len(rows) != batch:
         raise TargetError(f"{len(rows)} sets of classes for {batch} images")
-    indices = []
-    for row in rows:
-        if isinstance(row, str) or not isinstance(row, Iterable):
-            raise TargetError(f"compare_classes={sets!r:.60} is neither a list of classes nor one for each image")
-        indices.append(torch.tensor([model.class_index(_index_or_name(word)) for word in row], dtype=torch.int64))
+    problem = f"compare_classes={sets!r:.60} is neither a list of classes nor one for each image"
+    indices = [torch.tensor(_indices(model, row, problem), dtype=torch.int64) for row in rows]
     padded = pad_sequence(indices, batch_first=True, padding_value=-1)
     if padded.shape[1] == 0:
         raise TargetError("compare_classes= names no class")
     return padded
 
 
-def _contrast(model: VisionModel, contrast: TargetSpec) -> Tensor:
-    contrast = [contrast] if isinstance(contrast, str | int) else contrast
-    if callable(contrast):
-        raise TargetError("contrast= takes a class or a list of classes, not a callable")
-    if not isinstance(contrast, Iterable):
-        raise TargetError(f"contrast={contrast!r} is neither a class nor a list of classes")
-    indices = torch.tensor([model.class_index(_index_or_name(word)) for word in contrast])
-    if len(indices) == 0:
+def _contrast(model: VisionModel, contrast: TargetSpec, batch: int) -> Tensor:
+    classes = [contrast] if isinstance(contrast, str | int) else contrast
+    problem = f"contrast={contrast!r:.60} is neither a class nor a list of classes"
+    indices = _indices(model, None if callable(classes) else classes, problem)
+    if not indices:
         raise TargetError("contrast= names no class")
-    return indices
+    return torch.tensor(indices).expand(batch, -1)
 
 
 def probabilities(logits: Tensor, class_subset: Sequence[int] | None = None) -> Tensor:
@@ -277,12 +269,17 @@ def _classes(model: VisionModel, batch: int, target: TargetSpec) -> Tensor | Non
         return None
     if isinstance(target, str | int):
         return torch.full((batch,), model.class_index(target))
-    if callable(target) or not isinstance(target, Iterable):
-        raise TargetError(f"{target!r} is neither a class index nor a label, nor a list of them")
-    indices = [model.class_index(_index_or_name(word)) for word in target]
+    indices = _indices(model, target, f"{target!r:.60} is neither a class index nor a label, nor a list of them")
     if len(indices) != batch:
         raise TargetError(f"{len(indices)} targets for {batch} images")
     return torch.tensor(indices)
+
+
+def _indices(model: VisionModel, classes: Any, problem: str) -> list[int]:
+    """Return the indices of a list of classes; a ``problem`` is what is none."""
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise TargetError(problem)
+    return [model.class_index(_index_or_name(word)) for word in classes]
 
 
 def _index_or_name(word: object) -> int | str:

@@ -12,67 +12,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitreous.errors import SpecError
+from vitreous.tracing.rules import lrp
 from vitreous.tracing.rules.base import NORMS, Back, Call, Composite, RelevanceRule, Rule
 from vitreous.tracing.rules.gradient import Hold
-from vitreous.tracing.rules.lrp import (
-    AlphaBeta,
-    Epsilon,
-    Factors,
-    Flat,
-    Folded,
-    Gamma,
-    Halves,
-    Identity,
-    Linear,
-    LinearRule,
-    MeanShare,
-    NormShare,
-    SumShare,
-    UniformAttention,
-    ValueAttention,
-    Winner,
-    WSquare,
-    ZBox,
-    signs,
-    summands,
-)
 
 # -- from words ----------------------------------------------------------------------------------------------------
 
 
-def _sized(rule: Callable[[float], Rule], default: float) -> Callable[[float | None], Rule]:
-    return lambda size: rule(default if size is None else size)
+def _alpha_beta(alpha: float = lrp.AlphaBeta.alpha) -> lrp.AlphaBeta:
+    return lrp.AlphaBeta(alpha, alpha - 1)
 
 
-def _unsized(rule: Rule) -> Callable[[float | None], Rule]:
-    return lambda _: rule
-
-
-_LAYERS = {
-    "epsilon": _sized(Epsilon, Epsilon.eps),
-    "gamma": _sized(Gamma, Gamma.gamma),
-    "zplus": _unsized(AlphaBeta(1.0, 0.0)),
-    "alphabeta": _sized(lambda alpha: AlphaBeta(alpha, alpha - 1), AlphaBeta.alpha),
-    "flat": _unsized(Flat()),
-    "wsquare": _unsized(WSquare()),
+_LAYERS: dict[str, Rule | Callable[..., Rule]] = {
+    "epsilon": lrp.Epsilon,
+    "gamma": lrp.Gamma,
+    "zplus": lrp.AlphaBeta(1.0, 0.0),
+    "alphabeta": _alpha_beta,
+    "flat": lrp.Flat(),
+    "wsquare": lrp.WSquare(),
 }
-_IDENTITY = _unsized(Identity())
-VOCABULARY: dict[str, Mapping[str, Callable[[float | None], Rule]]] = {
+VOCABULARY: dict[str, Mapping[str, Rule | Callable[..., Rule]]] = {
     "linear": _LAYERS,
     "conv": _LAYERS,
-    "patch": {**_LAYERS, "zbox": _unsized(ZBox())},
-    "norm": {"identity": _IDENTITY, "epsilon": _sized(NormShare, 1e-6)},
-    "batchnorm": {"identity": _IDENTITY, "epsilon": _sized(MeanShare, 1e-6)},
-    "activation": {"identity": _IDENTITY},
-    "attention": {"epsilon": _sized(ValueAttention, 1e-6), "uniform": _unsized(UniformAttention())},
-    "residual": {"epsilon": _sized(SumShare, 1e-6), "uniform": _unsized(SumShare(uniform=True))},
+    "patch": {**_LAYERS, "zbox": lrp.ZBox()},
+    "norm": {"identity": lrp.Identity(), "epsilon": lrp.NormShare},
+    "batchnorm": {"identity": lrp.Identity(), "epsilon": lrp.MeanShare},
+    "activation": {"identity": lrp.Identity()},
+    "attention": {"epsilon": lrp.ValueAttention, "uniform": lrp.UniformAttention()},
+    "residual": {"epsilon": lrp.SumShare, "uniform": lrp.SumShare(uniform=True)},
 }
-"""Place to rule: the rules that can be chosen there."""
-_SIZED = ("epsilon", "gamma", "alphabeta")
+"""Place to rule: the rules that can be chosen there, those with a size as functions of it."""
 
 DEFAULTS = {
     "linear": "gamma:0.05",
@@ -111,7 +83,7 @@ def composed(text: str, defaults: Mapping[str, str] = DEFAULTS) -> Composite:
     if "linear" in chosen and not is_named:
         chosen = {"conv": chosen["linear"], **chosen}
     rules = {place: _rule(place, word) for place, word in {**defaults, **chosen}.items()}
-    is_held = isinstance(rules["attention"], ValueAttention)
+    is_held = isinstance(rules["attention"], lrp.ValueAttention)
     return Composite.of(
         "relevance",
         scored=True,
@@ -119,16 +91,16 @@ def composed(text: str, defaults: Mapping[str, str] = DEFAULTS) -> Composite:
         conv=rules["conv"],
         embedding=rules["patch"],
         norm=rules["norm"],
-        batch_norm=Folded(rules["batchnorm"]),
+        batch_norm=lrp.Folded(rules["batchnorm"]),
         activation=rules["activation"],
         gate=rules["activation"],
         attention=rules["attention"],
-        softmax=Hold() if is_held else Identity(),
-        matmul=Halves(),
+        softmax=Hold() if is_held else lrp.Identity(),
+        matmul=lrp.Halves(),
         add=rules["residual"],
-        product=Factors(),
-        mean=MeanShare(),
-        max_pool=Winner(),
+        product=lrp.Factors(),
+        mean=lrp.MeanShare(),
+        max_pool=lrp.Winner(),
     )
 
 
@@ -145,45 +117,43 @@ def _rule(place: str, word: str) -> Rule:
     rules = VOCABULARY[place]
     if name not in rules:
         raise SpecError(f"rules: {place}={word} is not one of {', '.join(rules)}")
-    if size and name not in _SIZED:
-        raise SpecError(f"rules: {place}={word}, but {name} has no size")
+    rule = rules[name]
+    if isinstance(rule, Rule):
+        if size:
+            raise SpecError(f"rules: {place}={word}, but {name} has no size")
+        return rule
+    if not size:
+        return rule()
     try:
-        number = float(size) if size else None
+        number = float(size)
     except ValueError:
         raise SpecError(f"rules: {place}={word}, but {size!r} is not a number") from None
     least = 1.0 if name == "alphabeta" else 0.0
-    if number is not None and not least <= number < float("inf"):
+    if not least <= number < float("inf"):
         raise SpecError(f"rules: {place}={word} must have a size of at least {least:g}")
-    return rules[name](number)
+    return rule(number)
 
 
 # -- Chefer et al. -------------------------------------------------------------------------------------------------
 
 
-def safe(a: Tensor, b: Tensor) -> Tensor:
-    """``S(a, b)``."""
-    below = b + 1e-9
-    below = torch.where(below == 0, 1e-9, below)
-    return torch.where(b == 0, 0.0, a / below)
-
-
 @dataclass(frozen=True)
-class SignSplit(LinearRule):
+class SignSplit(lrp.LinearRule):
     """``z = x+ W+ + x- W-``, no bias: contributions of either sign apart, in one denominator (``ours``) or in two."""
 
     apart: bool = False
 
-    def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        (up, down), (plus, minus) = signs(x), signs(op.weight)
+    def share(self, op: lrp.Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
+        (up, down), (plus, minus) = lrp.signs(x), lrp.signs(op.weight)
         one, other = op.forward(up, plus), op.forward(down, minus)
         if self.apart:
-            return up * op.back(safe(flow, one), plus) + down * op.back(safe(flow, other), minus)
-        s = safe(flow, one + other)
+            return up * op.back(lrp.safe(flow, one), plus) + down * op.back(lrp.safe(flow, other), minus)
+        s = lrp.safe(flow, one + other)
         return up * op.back(s, plus) + down * op.back(s, minus)
 
 
 @dataclass(frozen=True)
-class StreamNorm(Identity):
+class StreamNorm(lrp.Identity):
     """A norm lets relevance pass; where a stream goes on beside it, both flows meet as ``x * (S(R1, x) + S(R2, x))``.
 
     The norm before the head stands for the token that is picked after it, ``x * S(R, x)``.
@@ -197,7 +167,7 @@ class StreamNorm(Identity):
             streams = [out] if out.requires_grad else []
         for stream in streams:
             value = stream.detach()
-            stream.register_hook(lambda flow, value=value: value * safe(flow, value))  # type: ignore[no-untyped-call]
+            stream.register_hook(lambda flow, value=value: value * lrp.safe(flow, value))  # type: ignore[no-untyped-call]
         return out
 
 
@@ -212,17 +182,17 @@ class Add(RelevanceRule):
     rescaled: bool = False
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
-        parts = [part.detach() if isinstance(part, Tensor) else part for part in summands(call)]
-        is_reached = [any(part is operand for operand in operands) for part in summands(call)]
+        parts = [part.detach() if isinstance(part, Tensor) else part for part in lrp.summands(call)]
+        is_reached = [any(part is operand for operand in operands) for part in lrp.summands(call)]
 
         def back(flow: Tensor) -> list[Tensor]:
-            s = safe(flow, out)
+            s = lrp.safe(flow, out)
             shares = [part * s for part in parts]
             if self.rescaled:
                 sums, total = [_of_image(share) for share in shares], _of_image(flow)
                 size = sums[0].abs() + sums[1].abs()
-                wanted = [safe(part.abs(), size) * total for part in sums]
-                shares = [share * safe(*pair) for share, *pair in zip(shares, wanted, sums, strict=True)]
+                wanted = [lrp.safe(part.abs(), size) * total for part in sums]
+                shares = [share * lrp.safe(*pair) for share, *pair in zip(shares, wanted, sums, strict=True)]
             return [share for share, reached in zip(shares, is_reached, strict=True) if reached]
 
         return back
@@ -232,40 +202,21 @@ def _of_image(value: Tensor) -> Tensor:
     return value.sum(dim=tuple(range(1, value.ndim)), keepdim=True)
 
 
-@dataclass(frozen=True)
-class SafeHalves(Halves):
-    """Both factors of a matrix product get half."""
-
-    def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
-        return safe(flow, z)
-
-    def constant(self) -> MeanShare:
-        return SafeMean()
-
-
-@dataclass(frozen=True)
-class SafeMean(MeanShare):
-    """Each token gets ``x S(R, mean) / n``."""
-
-    def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
-        return safe(flow, z)
-
-
 def _chefer(apart: bool) -> Composite:
     return Composite.of(
         "relevance",
         linear=SignSplit(apart),
         conv=SignSplit(apart),
-        embedding=ZBox(),
+        embedding=lrp.ZBox(),
         norm=StreamNorm(),
-        activation=Identity(),
-        gate=Identity(),
-        softmax=Identity(),
-        matmul=SafeHalves(),
-        attention=UniformAttention(SafeHalves()),
+        activation=lrp.Identity(),
+        gate=lrp.Identity(),
+        softmax=lrp.Identity(),
+        matmul=lrp.Halves(is_safe=True),
+        attention=lrp.UniformAttention(lrp.Halves(is_safe=True)),
         add=Add(rescaled=not apart),
-        product=Factors(),
-        mean=SafeMean(),
+        product=lrp.Factors(),
+        mean=lrp.MeanShare(is_safe=True),
     )
 
 

@@ -26,24 +26,31 @@ from vitreous.tracing.rules.base import (
     RelevanceRule,
     Rule,
     stabilised,
-    with_backward,
 )
 from vitreous.tracing.rules.gradient import frozen_norm
 
 _OPTIONS: dict[str, Any] = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
+def safe(a: Tensor, b: Tensor) -> Tensor:
+    """Return Chefer's ``S(a, b) = a / (b + 1e-9)``, and 0 where b is 0."""
+    below = b + 1e-9
+    below = torch.where(below == 0, 1e-9, below)
+    return torch.where(b == 0, 0.0, a / below)
+
+
+def transposed(function: Callable[[Tensor], Tensor], x: Tensor, flow: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``J^T s`` with the Jacobian J of a function at x, and s as it follows from ``z = function(x)``."""
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        z = function(leaf)
+        (product,) = torch.autograd.grad(z, leaf, flow(z.detach()))
+    return product
+
+
 def linear_back(x: Tensor, function: Callable[[Tensor], Tensor], quotient: Callable[[Tensor, Tensor], Tensor]) -> Back:
     """Return ``R -> x * J^T (R / z)`` for a function ``z`` of x with the Jacobian J."""
-
-    def back(flow: Tensor) -> tuple[Tensor]:
-        with torch.enable_grad():
-            leaf = x.clone().requires_grad_()
-            z = function(leaf)
-            (shares,) = torch.autograd.grad(z, leaf, quotient(flow, z.detach()))
-        return (x * shares,)
-
-    return back
+    return lambda flow: (x * transposed(function, x, lambda z: quotient(flow, z)),)
 
 
 def function_of(call: Call, operand: Tensor) -> Callable[[Tensor], Tensor]:
@@ -285,13 +292,19 @@ class Factors(RelevanceRule):
 
 
 @dataclass(frozen=True)
-class MeanShare(RelevanceRule):
-    """A mean, or any other linear function of one operand: ``R_i = x_i sum_j J_ji R_j / (z_j + eps)``."""
+class Quotient(RelevanceRule):
+    """A rule that divides relevance by the output: ``R / (z + eps)``, or Chefer's ``S(R, z)`` where it ``is_safe``."""
 
     eps: float = 1e-6
+    is_safe: bool = False
 
     def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
-        return flow / stabilised(z, self.eps)
+        return safe(flow, z) if self.is_safe else flow / stabilised(z, self.eps)
+
+
+@dataclass(frozen=True)
+class MeanShare(Quotient):
+    """A mean, or any other linear function of one operand: ``R_i = x_i sum_j J_ji R_j / (z_j + eps)``."""
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         (x,) = operands
@@ -299,26 +312,14 @@ class MeanShare(RelevanceRule):
 
 
 @dataclass(frozen=True)
-class Halves(RelevanceRule):
+class Halves(Quotient):
     """A matrix product of two operands that flow: each gets half of ``x * (s .)`` with ``s = R / z``.
 
     With a constant it is a linear layer.
     """
 
-    eps: float = 1e-6
-
-    def quotient(self, flow: Tensor, z: Tensor) -> Tensor:
-        return flow / stabilised(z, self.eps)
-
-    def constant(self) -> MeanShare:
-        return MeanShare(self.eps)
-
     def __call__(self, call: Call) -> Any:
-        operands = call.operands
-        if len(operands) == 1:
-            out = call.value()
-            return with_backward(out, operands, self.constant().back(call, operands, out))
-        return super().__call__(call)
+        return MeanShare(self.eps, self.is_safe)(call) if len(call.operands) == 1 else super().__call__(call)
 
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         left, right = (operand.detach() for operand in operands)
@@ -398,11 +399,4 @@ class Winner(RelevanceRule):
     def back(self, call: Call, operands: Sequence[Tensor], out: Tensor) -> Back:
         (x,) = operands
         pool = function_of(call, x)
-
-        def back(flow: Tensor) -> tuple[Tensor]:
-            with torch.enable_grad():
-                leaf = x.detach().clone().requires_grad_()
-                (share,) = torch.autograd.grad(pool(leaf), leaf, flow)
-            return (share,)
-
-        return back
+        return lambda flow: (transposed(pool, x, lambda _: flow),)
