@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,27 +30,8 @@ class Listing:
     make: Callable[..., DataSource] | None = None
 
 
-@dataclass(frozen=True)
-class SourceFormat:
-    """The name of a format or data set, and the function that lists what is at a path; none where all is rendered."""
-
-    name: str
-    opener: Callable[..., Listing] = field(repr=False)
-    needs_path: bool = True
-
-    def open(self, path: str | Path | None, **options: Any) -> Listing:
-        """List what is there; ``options`` are those of the opener beside the path."""
-        if self.needs_path and path is None:
-            raise ImageError(f"{self.name}: where is it? give a path")
-        names = tuple(inspect.signature(self.opener).parameters)[1:]
-        for name in options:
-            if name not in names:
-                raise SpecError(f"{self.name} takes no {name}" + (f"; it takes {', '.join(names)}" if names else ""))
-        return self.opener(None if path is None else Path(path).expanduser(), **options)
-
-
-FORMATS: dict[str, SourceFormat] = {}
-"""Every source by its name."""
+FORMATS: dict[str, tuple[Callable[..., Listing], bool]] = {}
+"""By the name of a format or data set, the function that lists what is at a path, and whether it needs one."""
 
 
 def register_source(
@@ -61,7 +42,7 @@ def register_source(
     def register(opener: Callable[..., Listing]) -> Callable[..., Listing]:
         if name in FORMATS:
             raise SpecError(f"two sources are called {name!r}")
-        FORMATS[name] = SourceFormat(name, opener, needs_path)
+        FORMATS[name] = opener, needs_path
         return opener
 
     return register
@@ -112,11 +93,18 @@ def open_source(
     """
     if name not in FORMATS:
         raise SpecError(f"unknown source {name!r}{nearest(name, FORMATS)}")
-    listing = FORMATS[name].open(path, **options)
+    opener, needs_path = FORMATS[name]
+    root = None if path is None else Path(path).expanduser()
+    if needs_path and root is None:
+        raise ImageError(f"{name}: where is it? give a path")
+    _, *names = inspect.signature(opener).parameters
+    for option in options:
+        if option not in names:
+            raise SpecError(f"{name} takes no {option}" + (f"; it takes {', '.join(names)}" if names else ""))
+    listing = opener(root, **options)
     twice = next((other for other, count in Counter(e.name for e in listing.entries).items() if count > 1), None)
     if twice is not None:
         raise ImageError(f"{name}: two images are called {one_line(twice)}")
-    root = None if path is None else Path(path).expanduser()
     if listing.make is None:
         entries = select_entries(name, listing.entries, images, choose, seed, listed)
         return DataSource(name, tuple(entries), root, listing.classes, listing.names, listing.note)

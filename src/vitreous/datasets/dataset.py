@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -165,18 +166,16 @@ def _labelled_images(data: Any, model: VisionModel, pairs: bool) -> Iterator[tup
     items = None if is_unlabelled else iterate([data] if isinstance(data, Mapping) else data)
     start, check = 0, NormalizationCheck(model)
     for source, labels in [(data, None)] if items is None else map(split_labels, items):
-        aligned, count = _align_labels(labels), 0
+        if labels is not None:
+            labels = labels.tolist() if hasattr(labels, "tolist") else labels
+            labels = labels if isinstance(labels, list | tuple) else [labels]
+        aligned, count = None if labels is None else _Aligned(labels, "label"), 0
         for image in load_images(source, model, start=None if items is None else start, draw=False, check=check):
             yield image, None if aligned is None else aligned(image)
             count += 1
         if aligned is not None:
             aligned.check_exhausted(count)
         start += count
-
-
-def _align_labels(labels: Any) -> _Aligned | None:
-    labels = labels.tolist() if hasattr(labels, "tolist") else labels
-    return None if labels is None else _Aligned(labels if isinstance(labels, list | tuple) else [labels], "label")
 
 
 def _complete(values: Sequence[Any]) -> list[Any] | None:
@@ -393,8 +392,7 @@ def _by_turns(source: str, entries: Sequence[Entry], seed: int) -> list[Entry]:
         classes.setdefault(repr(entry.label), []).append(entry)
     queues = [sorted(members, key=lambda entry: _random_key(seed, entry)) for members in classes.values()]
     queues.sort(key=lambda queue: _digest(seed, f"class {queue[0].label!r}"))
-    longest = max(map(len, queues), default=0)
-    return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+    return [entry for turn in zip_longest(*queues) for entry in turn if entry is not None]
 
 
 def _find_listed(source: str, photos: Sequence[list[Entry]], names: Sequence[str]) -> list[list[Entry]]:

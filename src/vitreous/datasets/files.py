@@ -165,23 +165,16 @@ def images_with_masks(path: Path) -> Listing:
     else:
         images = images_in(path)
         by_stem = _by_stem([file for file in images if file.suffix.lower() in _MASK_SUFFIXES])
-    entries = _pair_masks(images, by_stem)
+    masks = {image: _mask_of(image, by_stem) for image in images}
+    taken = set(masks.values())
+    entries = [Entry(image.name, image, mask=mask) for image, mask in masks.items() if image not in taken]
     unmasked = [entry.name for entry in entries if entry.mask is None]
     if unmasked:
-        raise misfit("masks", expected, f"{one_line(unmasked[0])} has none{_count_others(unmasked)}", path)
+        others = f", nor have {len(unmasked) - 1} others" if len(unmasked) > 1 else ""
+        raise misfit("masks", expected, f"{one_line(unmasked[0])} has none{others}", path)
     if not entries:
         raise misfit("masks", expected, describe(path), path)
     return Listing(entries)
-
-
-def _pair_masks(images: Sequence[Path], by_stem: Mapping[str, list[Path]]) -> list[Entry]:
-    masks = {image: _mask_of(image, by_stem) for image in images}
-    taken = set(masks.values())
-    return [Entry(image.name, image, mask=mask) for image, mask in masks.items() if image not in taken]
-
-
-def _count_others(names: Sequence[str]) -> str:
-    return f", nor have {len(names) - 1} others" if len(names) > 1 else ""
 
 
 def _by_stem(paths: Sequence[Path]) -> dict[str, list[Path]]:

@@ -8,6 +8,7 @@ activations their gates. What a bias adds is spread over the sources, so that th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from vitreous.errors import TracingError, VitreousError
 from vitreous.models import VisionModel
 from vitreous.tracing.attention import AttentionCall, multi_head_attention
 from vitreous.tracing.memory import budget_bytes
-from vitreous.tracing.rules.base import LENGTHS, OPERATIONS, RELUS, RMS_NORMS, SIGMOIDS
+from vitreous.tracing.rules.base import LENGTHS, OPERATIONS, RELUS, RMS_NORMS, SIGMOIDS, Call
 
 _SMALL = 1e-12
 
@@ -105,19 +106,12 @@ class _LinearInSources(TorchFunctionMode):
 
     # -- what is linear once the truth is known --------------------------------------------------------
 
-    def _layer_norm(
-        self,
-        func: Any,
-        input: Tensor,
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-        *_: Any,
-    ) -> Tensor:
-        deviation = (input[-1].var(dim=-1, unbiased=False, keepdim=True) + eps).sqrt()
-        out = (input - input.mean(dim=-1, keepdim=True)) / deviation
-        return self._add(out if weight is None else out * weight, bias)
+    def _layer_norm(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        bound = Call("norm", func, args, kwargs).bind("input", "normalized_shape", "weight", "bias", "eps")
+        x, weight = bound["input"], bound.get("weight")
+        deviation = (x[-1].var(dim=-1, unbiased=False, keepdim=True) + bound.get("eps", 1e-5)).sqrt()
+        out = (x - x.mean(dim=-1, keepdim=True)) / deviation
+        return self._add(out if weight is None else out * weight, bound.get("bias"))
 
     def _rms_norm(
         self, func: Any, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: Any = None
@@ -133,12 +127,7 @@ class _LinearInSources(TorchFunctionMode):
         return mixed
 
     def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        def linear(*args: Any) -> Tensor:
-            return self._linear(F.linear, *args)
-
-        def attend(*args: Any) -> Tensor:
-            return self._attend(None, *args)
-
+        linear, attend = partial(self._linear, F.linear), partial(self._attend, None)
         return multi_head_attention(self.model.name, linear, attend, *args, **kwargs)
 
     def _softmax(self, func: Any, scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:

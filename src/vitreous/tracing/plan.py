@@ -47,16 +47,13 @@ class CompiledPass:
         self.is_intercepted = bool(composite or self.patches or points & _INTERCEPTED_POINTS)
         self._records: defaultdict[tuple[str, int | None], list[Record]] = defaultdict(list)
         for record in records:
-            self._place(record)
+            point = _COMES_BY_AT.get(record.point, record.point)
+            for layer in record.layers:
+                self._records[point, None if record.point == "pool_weights" else layer].append(record)
         layers: list[int | None] = [*range(model.depth), None] if self.is_intercepted else []
         self.taps = {layer: AttentionTap(self, layer) for layer in layers}
         self.expected_counts = {layer: self._expected_counts(layer) for layer in layers}
         self.gated_layers = {layer for layer in layers if model.operation_counts(layer).get("gate", 0)}
-
-    def _place(self, record: Record) -> None:
-        point = _COMES_BY_AT.get(record.point, record.point)
-        for layer in record.layers:
-            self._records[point, None if record.point == "pool_weights" else layer].append(record)
 
     def at(self, point: str, layer: int | None) -> list[Record]:
         """Return the records of a hook point in a block, or in the head (``None``)."""
@@ -130,8 +127,9 @@ class Recorder:
         self.parts = {"resid_pre": tokens.detach()}
 
     def start_biases(self, layer: int, tokens: Tensor) -> None:
+        """Start the sum of a block: one number for every token, and before them one for biases that belong to none."""
         for record in self.plan.at("biases", layer):
-            self.cache.start_bias_sum(record, layer, tokens.detach())
+            self.cache.store(record, layer, tokens.new_zeros(len(tokens), 1 + tokens.shape[1]))
 
     def note_bias(self, layer: int, out: Tensor, bias: Tensor | None) -> None:
         """Sum what the biases of a block contribute, each where it is added."""

@@ -235,10 +235,6 @@ class ActivationCache:
     def store(self, record: Record, layer: int, value: Tensor) -> None:
         self._tensors[record.key, layer] = value
 
-    def start_bias_sum(self, record: Record, layer: int, like: Tensor) -> None:
-        """Start the sum of a block: one number for every token of ``like``, and before them one for what has none."""
-        self.store(record, layer, like.new_zeros(len(like), 1 + like.shape[1]))
-
     def add_bias(self, record: Record, layer: int, bias: Tensor, grad: Tensor) -> None:
         """Add what one bias contributes to the sum of its block, from the gradient of the output it is part of.
 

@@ -79,12 +79,9 @@ def run_for_targets(
         chosen = targets(forward.logits) if callable(targets) else targets
         caches = [forward.copy() for _ in chosen]
         for target, recorder.cache in zip(chosen, caches, strict=True):
-            if root is None:
-                continue
-            score = _slope_times_logits(target, logits) if pass_.composite.scored else target.score(logits)
-            if not score.requires_grad:
-                raise TracingError(f"{model.name}: the target does not depend on the tokens")
-            torch.autograd.grad(score.sum(), (root, *recorder.leaves), retain_graph=recorder.cache is not caches[-1])
+            if root is not None:
+                score = _slope_times_logits(target, logits) if pass_.composite.scored else target.score(logits)
+                _backward(model, score, (root, *recorder.leaves), keep_graph=recorder.cache is not caches[-1])
     for cache in caches:
         for record in pass_.records:
             cache[record]  # an empty answer is an error here and not a strange picture later
@@ -122,6 +119,12 @@ def _forward(plan: CompiledPass, recorder: Recorder, inputs: Tensor, pass_: Pass
         with torch.set_grad_enabled(root is not None), intercepted(None):
             logits = model.forward_head(tokens)
     return logits, root
+
+
+def _backward(model: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
+    if not score.requires_grad:
+        raise TracingError(f"{model.name}: the target does not depend on the tokens")
+    torch.autograd.grad(score.sum(), ends, retain_graph=keep_graph)
 
 
 def _slope_times_logits(target: Target, logits: Tensor) -> Tensor:

@@ -223,11 +223,10 @@ class ActivationStats:
         facts |= {"taken": str(self.num_seen), "pictures": self.images_digest, "maker": self.model_digest}
         tensors: dict[str, Tensor] = {}
         for (point, layer), moments in self.moments.items():
-            values = (moments.mean.contiguous(), moments.square.contiguous(), torch.tensor(moments.n), moments.nonzero)
-            names = (f"{point}.{layer}.{name}" for name in _KEYS)
-            tensors |= {
-                name: value.contiguous() for name, value in zip(names, values, strict=True) if value is not None
-            }
+            values = moments.mean, moments.square, torch.tensor(moments.n), moments.nonzero
+            for name, value in zip(_KEYS, values, strict=True):
+                if value is not None:
+                    tensors[f"{point}.{layer}.{name}"] = value.contiguous()
         content = save(tensors, {**facts, "model": self.model, "source": self.source})
         disk.write_file(path, content, overwrite=overwrite, held=held)
         return Path(path)

@@ -202,10 +202,6 @@ class Composite:
         """Return a composite: ``Composite.of(norm=…, attention=…)``."""
         return cls(tuple(sorted(rules.items())), propagates, scored)
 
-    def get(self, kind: str) -> Rule | None:
-        """Return the rule of a kind of operation."""
-        return dict(self.table).get(kind)
-
     def __bool__(self) -> bool:
         return bool(self.table) or self.propagates != "gradient"
 
@@ -252,8 +248,7 @@ class _WithBackward(torch.autograd.Function):
 
 def with_backward(out: Tensor, operands: Sequence[Tensor], back: Back) -> Tensor:
     """Return the value ``out`` as a function of the operands, whose backward shares relevance out."""
-    result: Tensor = _WithBackward.apply(back, out, *operands)
-    return result
+    return _WithBackward.apply(back, out, *operands)  # type: ignore[no-any-return]
 
 
 def stabilised(value: Tensor, eps: float) -> Tensor:
