@@ -19,7 +19,7 @@ from torch import Tensor
 from vitreous import io as disk
 from vitreous.datasets.annotations import Annotation, mask_annotation, photo_size, to_annotation
 from vitreous.datasets.class_tables import ClassResolver, Label
-from vitreous.datasets.images import LoadedImage, NormalizationCheck, iterate, load_images, open_image, split_labels
+from vitreous.datasets.images import ImageLoader, LoadedImage, iterate, load_images, open_image, split_labels
 from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning, one_line
 from vitreous.models import Box, VisionModel
 from vitreous.registry import check_choice
@@ -164,13 +164,13 @@ def _labelled_images(data: Any, model: VisionModel, pairs: bool) -> Iterator[tup
     """Yield every image, with its class if the data ``pairs`` them."""
     is_unlabelled = not pairs or isinstance(data, str | Path | Image.Image | np.ndarray | Tensor)
     items = None if is_unlabelled else iterate([data] if isinstance(data, Mapping) else data)
-    start, check = 0, NormalizationCheck(model)
+    start, loader = 0, ImageLoader(model, draw=False)
     for source, labels in [(data, None)] if items is None else map(split_labels, items):
         if labels is not None:
             labels = labels.tolist() if hasattr(labels, "tolist") else labels
             labels = labels if isinstance(labels, list | tuple) else [labels]
         aligned, count = None if labels is None else _Aligned(labels, "label"), 0
-        for image in load_images(source, model, start=None if items is None else start, draw=False, check=check):
+        for image in loader.load(source, None if items is None else start):
             yield image, None if aligned is None else aligned(image)
             count += 1
         if aligned is not None:

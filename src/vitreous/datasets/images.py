@@ -223,123 +223,106 @@ class LoadedImage:
         return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-class NormalizationCheck:
-    """Warns once if the first tensors of a source look as if nobody had normalised them."""
+class ImageLoader:
+    """Makes inputs of a model; it warns once if the first tensors look as if nobody had normalised them.
 
-    def __init__(self, model: VisionModel) -> None:
+    Parameters
+    ----------
+    model : VisionModel
+        The model.
+    on_error : callable, optional
+        Called with a file that cannot be read, and why, instead of raising.
+    draw : bool, default True
+        Whether an image is made of a tensor.
+    """
+
+    def __init__(self, model: VisionModel, on_error: OnError | None = None, draw: bool = True) -> None:
+        self.model, self.on_error, self.draw, self.num_skipped = model, on_error, draw, 0
         mean, std = model.preprocess.mean, model.preprocess.std
-        self.name, self.is_done = model.name, not any(mean) and all(value == 1 for value in std)
+        self._is_checked = not any(mean) and all(value == 1 for value in std)
         channels = list(zip(mean, std, strict=False))
-        self.lowest = min((0 - mean) / (std or 1) for mean, std in channels)
-        self.highest = max((1 - mean) / (std or 1) for mean, std in channels)
+        self._lowest = min((0 - mean) / (std or 1) for mean, std in channels)
+        self._highest = max((1 - mean) / (std or 1) for mean, std in channels)
 
-    def __call__(self, batch: Tensor) -> None:
-        if self.is_done or batch.ndim != 4:  # tokens have no colours
-            return
-        self.is_done = True
-        least, most = float(batch.min()), float(batch.max())
+    def load(self, source: Any, start: int | None = None) -> Iterator[LoadedImage]:
+        """Yield every image of a source; those that are not files are called by their index, from ``start`` on."""
+        if isinstance(source, Mapping):
+            source = split_labels(source)[0]
+        if isinstance(source, str | Path):
+            yield from self._load_files(source)
+        elif isinstance(source, Image.Image):
+            yield _from_photo(upright(source, "the image"), self.model, "image" if start is None else f"image-{start}")
+        elif isinstance(source, np.ndarray):
+            if source.ndim == 4 and not len(source):
+                raise ImageError("there are no images in the array")
+            for index, array in enumerate(source if source.ndim == 4 else [source], start or 0):
+                yield _from_photo(_array_to_photo(array), self.model, f"image-{index}")
+        elif isinstance(source, Tensor):
+            yield from self._load_tensor(source, start or 0)
+        elif (items := iterate(source)) is not None:
+            yield from self._load_items(items, start or 0)
+        else:
+            name = type(source).__name__
+            raise ImageError(f"a {name} is not an image; give a path, PIL image, array, tensor or list")
+
+    def _load_files(self, source: str | Path) -> Iterator[LoadedImage]:
+        if not str(source):  # which Path would take for the current folder
+            raise ImageError("the path of an image is empty")
+        for path in image_files(source) if os.path.isdir(source) else [Path(source)]:
+            try:
+                image = _from_photo(open_image(path), self.model, path.name, path)
+            except ImageError as error:
+                if self.on_error is None:
+                    raise
+                self.num_skipped += 1
+                self.on_error(path, error)
+            else:
+                yield image
+
+    def _load_tensor(self, source: Tensor, start: int) -> Iterator[LoadedImage]:
+        batch = source.unsqueeze(0) if source.ndim == 3 else source
+        self.model.check_inputs(batch)
+        if not self._is_checked and batch.ndim == 4:  # tokens have no colours
+            self._is_checked = True
+            self._check_range(float(batch.min()), float(batch.max()))
+        for index, tensor in enumerate(batch, start):
+            image = self.model.preprocess.to_image(tensor) if self.draw else _NOT_DRAWN
+            yield LoadedImage(tensor, image, f"input-{index}")
+
+    def _check_range(self, least: float, most: float) -> None:
         are_bytes = least >= 0 and most > 16.0  # beyond any normalised image without a negative value
         # images in 0..1 use half of it at least; less may be a bright or grey one that is normalised
-        are_colours = least >= 0 and most <= 1 and most - least >= 0.5 and self.lowest < -0.5
+        are_colours = least >= 0 and most <= 1 and most - least >= 0.5 and self._lowest < -0.5
         if are_bytes or are_colours:
             warnings.warn(
                 f"the tensors hold values from {least:.3g} to {most:.3g} and look as if they were not normalised; "
-                f"{self.name} takes about {self.lowest:.2g} to {self.highest:.2g} (see its preprocess)",
+                f"{self.model.name} takes about {self._lowest:.2g} to {self._highest:.2g} (see its preprocess)",
                 VitreousWarning,
                 stacklevel=2,
             )
 
-
-@dataclass(frozen=True)
-class _Loader:
-    model: VisionModel
-    on_error: OnError | None
-    draw: bool
-    check: NormalizationCheck
+    def _load_items(self, items: Iterator[Any], start: int) -> Iterator[LoadedImage]:
+        index = start
+        for item in items:
+            skipped = self.num_skipped
+            for image in self.load(split_labels(item)[0], index):
+                index += 1
+                yield image
+            index += self.num_skipped - skipped
+        if index == start:
+            raise ImageError("there are no images in the list")
 
 
 def load_images(
-    source: Any,
-    model: VisionModel,
-    on_error: OnError | None = None,
-    start: int | None = None,
-    draw: bool = True,
-    check: NormalizationCheck | None = None,
+    source: Any, model: VisionModel, on_error: OnError | None = None, start: int | None = None, draw: bool = True
 ) -> Iterator[LoadedImage]:
     """Yield every image of a source as an input of this model.
 
     A file that cannot be read is an error; with ``on_error`` it is reported there and left out. Images that are not
     files are called by their index in the whole source, which begins at ``start`` here. Without ``draw``, no image is
-    made of a tensor. Tensors that look as if they were not normalised are warned about once; ``check`` remembers that
-    between calls.
+    made of a tensor. Tensors that look as if they were not normalised are warned about once.
     """
-    loader = _Loader(model, on_error, draw, check or NormalizationCheck(model))
-    return _load(source, loader, start)
-
-
-def _load(source: Any, loader: _Loader, start: int | None) -> Iterator[LoadedImage]:
-    if isinstance(source, Mapping):
-        source = split_labels(source)[0]
-    if isinstance(source, str | Path):
-        yield from _load_files(source, loader)
-    elif isinstance(source, Image.Image):
-        yield _from_photo(upright(source, "the image"), loader.model, "image" if start is None else f"image-{start}")
-    elif isinstance(source, np.ndarray):
-        yield from _load_array(source, loader, start or 0)
-    elif isinstance(source, Tensor):
-        yield from _load_tensor(source, loader, start or 0)
-    elif (items := iterate(source)) is not None:
-        yield from _load_items(items, loader, start or 0)
-    else:
-        raise ImageError(f"a {type(source).__name__} is not an image; give a path, PIL image, array, tensor or list")
-
-
-def _load_files(source: str | Path, loader: _Loader) -> Iterator[LoadedImage]:
-    if not str(source):  # which Path would take for the current folder
-        raise ImageError("the path of an image is empty")
-    for path in image_files(source) if os.path.isdir(source) else [Path(source)]:
-        try:
-            image = _from_photo(open_image(path), loader.model, path.name, path)
-        except ImageError as error:
-            if loader.on_error is None:
-                raise
-            loader.on_error(path, error)
-        else:
-            yield image
-
-
-def _load_array(source: np.ndarray[Any, Any], loader: _Loader, start: int) -> Iterator[LoadedImage]:
-    if source.ndim == 4 and not len(source):
-        raise ImageError("there are no images in the array")
-    for index, array in enumerate(source if source.ndim == 4 else [source], start):
-        yield _from_photo(_array_to_photo(array), loader.model, f"image-{index}")
-
-
-def _load_tensor(source: Tensor, loader: _Loader, start: int) -> Iterator[LoadedImage]:
-    batch = source.unsqueeze(0) if source.ndim == 3 else source
-    loader.model.check_inputs(batch)
-    loader.check(batch)
-    for index, tensor in enumerate(batch, start):
-        image = loader.model.preprocess.to_image(tensor) if loader.draw else _NOT_DRAWN
-        yield LoadedImage(tensor, image, f"input-{index}")
-
-
-def _load_items(items: Iterator[Any], loader: _Loader, start: int) -> Iterator[LoadedImage]:
-    index = start
-
-    def skip(path: Path, error: ImageError) -> None:
-        nonlocal index
-        index += 1
-        assert loader.on_error is not None
-        loader.on_error(path, error)
-
-    own = _Loader(loader.model, None if loader.on_error is None else skip, loader.draw, loader.check)
-    for item in items:
-        for image in _load(split_labels(item)[0], own, index):
-            index += 1
-            yield image
-    if index == start:
-        raise ImageError("there are no images in the list")
+    return ImageLoader(model, on_error, draw).load(source, start)
 
 
 def _from_photo(photo: Image.Image, model: VisionModel, name: str, path: Path | None = None) -> LoadedImage:

@@ -15,7 +15,7 @@ from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.records import ActivationCache, Pass
 from vitreous.tracing.rules import Composite
-from vitreous.tracing.runner import merge, run, run_for_targets
+from vitreous.tracing.runner import merge, run_for_targets
 from vitreous.tracing.targets import Target, class_logits, probabilities
 
 
@@ -129,7 +129,8 @@ class Context:
 
     def _compute(self, pass_: Pass, target: Target) -> ActivationCache:
         def part(start: int, stop: int) -> ActivationCache:
-            cache = run(self.model, self.inputs[start:stop], pass_, target.slice_images(start, stop))
+            targets = [target.slice_images(start, stop)]
+            (cache,) = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
             if self.on_progress is not None:
                 self.on_progress(stop - start)
             return cache

@@ -46,19 +46,13 @@ def _union(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(replace(record, layers=tuple(sorted(layers[key]))) for key, record in firsts.items())
 
 
-def run(model: VisionModel, inputs: Tensor, pass_: Pass, target: Target) -> ActivationCache:
-    """Run one pass over a batch that fits into memory.
-
-    Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
-    """
-    (cache,) = run_for_targets(model, inputs, pass_, [target])
-    return cache
-
-
 def run_for_targets(
     model: VisionModel, inputs: Tensor, pass_: Pass, targets: Sequence[Target] | Callable[[Tensor], Sequence[Target]]
 ) -> list[ActivationCache]:
-    """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward."""
+    """Run one forward, and one backward for each target; targets may be chosen by the logits of that forward.
+
+    Blocks below the lowest one that needs a gradient run without a graph; the backward ends there.
+    """
     model.check_inputs(inputs)
     model.verify(inputs)
     model, pass_ = model.shared_copy(), pass_.resolve(model)

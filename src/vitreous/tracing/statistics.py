@@ -25,7 +25,7 @@ from vitreous.models import Snapshot, VisionModel
 from vitreous.models.identity import fingerprint_of
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.records import Activation, Pass, Record
-from vitreous.tracing.runner import run
+from vitreous.tracing.runner import run_for_targets
 from vitreous.tracing.targets import Target
 
 _FORMAT = "vitreous.statistics/2"
@@ -298,7 +298,7 @@ def statistics_of(
     points = (model.branch_point, "resid_post") if points is None else points
     layers = tuple(range(model.depth))
     records = tuple(Record(point, _batch_moments, layers, grad=False) for point in dict.fromkeys(points))
-    cache = run(model, model.cast(inputs), Pass(records), Target())
+    (cache,) = run_for_targets(model, model.cast(inputs), Pass(records), [Target()])
     moments = {}
     for record in records:
         for layer, value in zip(layers, cache[record], strict=True):
