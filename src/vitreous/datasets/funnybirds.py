@@ -143,15 +143,11 @@ class FunnyBirdsFiles:
             raise ImageError(f"no part map of {self.root} has the colour of a part; give a Layout with its colours")
         path = self.path(self.layout.part_map, image)
         pixels = self.pixels(path)
-        masks, owners = [], []
-        for colour in map(_colour, np.unique(pixels.reshape(-1, 3), axis=0)):
-            owner = self._owner(colour, image, path)
-            if owner is not None:
-                masks.append((pixels == colour).all(axis=2))
-                owners.append(owner)
-        if not masks:
-            return np.zeros((0, *pixels.shape[:2]), bool), np.zeros(0, np.int64)
-        return np.stack(masks), np.array(owners)
+        colours = map(_colour, np.unique(pixels.reshape(-1, 3), axis=0))
+        owners = {colour: self._owner(colour, image, path) for colour in colours}
+        owners = {colour: owner for colour, owner in owners.items() if owner is not None}
+        masks = [(pixels == colour).all(axis=2) for colour in owners]
+        return np.array(masks, bool).reshape(-1, *pixels.shape[:2]), np.array([*owners.values()], np.int64)
 
     @cached_property
     def _has_part_colours(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,7 +85,8 @@ class Recorder:
         """Patched weights whose gradient is recorded: the backward has to end there too."""
         self.parts: dict[str, Tensor] = {}
         """Of the block now running, for records of whole blocks."""
-        self._branches: Branches | None = None
+        self._added: dict[str, Tensor] | None = None
+        """What attention and MLP add to the residual stream of this block, where it is not as its library built it."""
 
     @contextmanager
     def inside(self, layer: int) -> Iterator[None]:
@@ -106,11 +108,18 @@ class Recorder:
             # before a user's own hook makes something else of it for the norm
             yield self.model.hook_point(layer, "norm2").register_forward_pre_hook(self._note_middle, prepend=True)
             if not self.model.is_standard(layer):
-                self._branches = Branches(self.model, layer)
-                yield from self._branches.handles
+                self._added = {}
+                for name in ("attn", "mlp"):
+                    module, gain = self.model.branch(layer, name)
+                    yield module.register_forward_hook(partial(self._note_branch, name, gain))
 
     def _note_middle(self, module: nn.Module, args: Any) -> None:
         self.parts["resid_mid"] = args[0].detach()
+
+    def _note_branch(self, name: str, gain: Tensor | None, module: nn.Module, args: Any, output: Any) -> None:
+        added = (output if isinstance(output, Tensor) else output[0]).detach()
+        assert self._added is not None
+        self._added[name] = added if gain is None else gain.detach() * added
 
     def note(self, point: str, layer: int | None, value: Tensor) -> None:
         """Record an activation at a hook point."""
@@ -204,46 +213,31 @@ class Recorder:
         """Record what leaves a block."""
         self.note("resid_post", layer, tokens)
         self.parts["resid_post"] = tokens.detach()
-        if self._branches is not None:
-            self._branches.check(self.parts)
+        if self._added is not None:
+            check_branches(self.model, layer, self.parts, self._added)
         if "attn_weights" in self.parts:
             for record in self.plan.at("block", layer):
                 if not record.grad:
                     self.store_block(record, layer, self.parts, None)
-        self.parts, self._branches = {}, None
+        self.parts, self._added = {}, None
 
 
-class Branches:
-    """What attention and MLP of a block add to its residual stream, compared with what becomes of it.
+def check_branches(model: VisionModel, layer: int, parts: Mapping[str, Tensor], branches: Mapping[str, Tensor]) -> None:
+    """Refuse a block whose residual stream changes by something else than its branches, attention and MLP.
 
     Blocks of a known class add the two and nothing else. A hook on a block, or a forward of its own, may do otherwise,
     and what methods say of the stream would then be wrong. So it is compared where a block is not as its library built
     it.
     """
-
-    def __init__(self, model: VisionModel, layer: int) -> None:
-        self.model, self.layer = model, layer
-        self._added: dict[str, Tensor] = {}
-        self.handles = [self._hook(name, *model.branch(layer, name)) for name in ("attn", "mlp")]
-
-    def _hook(self, name: str, module: nn.Module, gain: Tensor | None) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            added = (output if isinstance(output, Tensor) else output[0]).detach()
-            self._added[name] = added if gain is None else gain.detach() * added
-
-        return module.register_forward_hook(hook)
-
-    def check(self, parts: Mapping[str, Tensor]) -> None:
-        """Refuse a block whose stream changes by something else than its branches."""
-        require_middle(self.model, self.layer, parts)
-        for name, start, end in (("attn", "resid_pre", "resid_mid"), ("mlp", "resid_mid", "resid_post")):
-            before, after, added = parts[start], parts[end], self._added.get(name)
-            size = 16 * torch.finfo(after.dtype).eps * torch.maximum(before.abs().max(), after.abs().max())
-            if added is None or not (before + added - after).abs().max() <= size:
-                raise TracingError(
-                    f"{self.model.name}: block {self.layer} adds something else to its residual stream than attention "
-                    f"and MLP ({self.model.describe_deviation(self.layer)}), so that what they add cannot be told"
-                )
+    require_middle(model, layer, parts)
+    for name, start, end in (("attn", "resid_pre", "resid_mid"), ("mlp", "resid_mid", "resid_post")):
+        before, after, added = parts[start], parts[end], branches.get(name)
+        size = 16 * torch.finfo(after.dtype).eps * torch.maximum(before.abs().max(), after.abs().max())
+        if added is None or not (before + added - after).abs().max() <= size:
+            raise TracingError(
+                f"{model.name}: block {layer} adds something else to its residual stream than attention "
+                f"and MLP ({model.describe_deviation(layer)}), so that what they add cannot be told"
+            )
 
 
 def require_middle(model: VisionModel, layer: int, parts: Mapping[str, Tensor]) -> None:
