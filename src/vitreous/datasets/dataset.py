@@ -19,7 +19,7 @@ from torch import Tensor
 from vitreous import io as disk
 from vitreous.datasets.annotations import Annotation, mask_annotation, photo_size, to_annotation
 from vitreous.datasets.class_tables import ClassResolver, Label
-from vitreous.datasets.images import ImageLoader, LoadedImage, iterate, load_images, open_image, split_labels
+from vitreous.datasets.images import ImageLoader, LazySequence, LoadedImage, iterate, open_image, split_labels
 from vitreous.errors import ImageError, SpecError, TargetError, VitreousWarning, one_line
 from vitreous.models import Box, VisionModel
 from vitreous.registry import check_choice
@@ -77,6 +77,10 @@ class Entry:
             raise
         except Exception as error:  # foreign bytes can break a reader anywhere
             raise ImageError(f"{self.name} cannot be read: {one_line(str(error))[:200]}") from None
+
+    def input_source(self) -> Path | Image.Image | Tensor:
+        """Return the file, or the image where there is none."""
+        return self.path if self.opener is None and self.path is not None else self.open()
 
     @property
     def is_annotated(self) -> bool:
@@ -270,7 +274,7 @@ class DataSource:
             raise TargetError(f"{self.name}: {one_line(unlabelled)} has no label, but others have")
         is_annotated = any(entry.is_annotated for entry in entries)
         options = {
-            "images": _LazyImages(entries),
+            "images": LazySequence(entries, Entry.input_source),
             "labels": _complete(labels),
             "annotations": [entry.annotation for entry in entries] if is_annotated else None,
             "groups": self.groups and [self.groups[index] for index in indices],
@@ -298,8 +302,7 @@ class DataSource:
 
     def _sample(self, model: VisionModel, index: int, resolver: ClassResolver) -> Sample:
         entry = self.entries[index]
-        source: Any = entry.path if entry.opener is None and entry.path is not None else entry.open()
-        images = list(load_images(source, model, start=index, draw=False))
+        images = list(ImageLoader(model, draw=False).load(entry.input_source(), index))
         if len(images) != 1:
             raise ImageError(f"{entry.name} is {len(images)} images, not one")
         image = replace(images[0], name=entry.name)
@@ -311,22 +314,6 @@ class DataSource:
             raise ImageError(f"the annotation of {entry.name} cannot be read: {one_line(str(error))}") from None
         classes = tuple(number for number in compare_classes if number is not None)
         return Sample(image, index, label, annotation, compare_classes=classes or None)
-
-
-class _LazyImages(Sequence[Any]):
-    """Images that are opened when their turn comes, or their files."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = entries
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _LazyImages(self.entries[index])
-        entry = self.entries[index]
-        return entry.path if entry.opener is None else entry.open()
 
 
 # -- which images are taken --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from vitreous.datasets.annotations import Annotation, Array
 from vitreous.datasets.catalog import Listing, register_source
 from vitreous.datasets.dataset import DataSource, Entry, Sample, SkipImage, read_samples, select_entries
 from vitreous.datasets.imagenet import imagenet_s, imagenet_val
-from vitreous.datasets.images import batched, load_images
+from vitreous.datasets.images import LazySequence, batched, load_images
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.models import VisionModel
 from vitreous.registry import check_at_least
@@ -60,23 +60,6 @@ class Grids:
 
     def __len__(self) -> int:
         return len(self.targets)
-
-
-class _GridImages(Sequence[Tensor]):
-    """The image of each entry; a grid is put together when it is needed."""
-
-    def __init__(self, grids: Sequence[Sequence[_Cell]], groups: Sequence[int], rows: int) -> None:
-        self.grids, self.groups, self.rows = grids, groups, rows
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        cells = [cell.tensor for cell in self.grids[self.groups[index]]]
-        lines = [torch.cat(cells[at : at + self.rows], dim=2) for at in range(0, len(cells), self.rows)]
-        return torch.cat(lines, dim=1)
 
 
 def make_grids(
@@ -175,13 +158,19 @@ def _to_entries(grids: Sequence[Sequence[_Cell]], entries: Sequence[tuple[int, l
     """Return entries, each of a grid and the indices of the cells in it that count."""
     groups = tuple(number for number, _ in entries)
     return Grids(
-        images=_GridImages(grids, groups, rows),
+        images=LazySequence([grids[number] for number in groups], partial(_join, rows=rows)),
         targets=tuple(grids[number][indices[0]].label for number, indices in entries),
         annotations=tuple(_annotate(grids[number], indices, rows) for number, indices in entries),
         compare_classes=tuple(tuple(sorted({cell.label for cell in grids[number]})) for number in groups),
         groups=groups,
         rows=rows,
     )
+
+
+def _join(cells: Sequence[_Cell], rows: int) -> Tensor:
+    """Put a grid together, which is done when it is needed."""
+    lines = [torch.cat([cell.tensor for cell in cells[at : at + rows]], dim=2) for at in range(0, len(cells), rows)]
+    return torch.cat(lines, dim=1)
 
 
 def _annotate(cells: Sequence[_Cell], indices: Sequence[int], rows: int) -> Annotation:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -40,6 +40,19 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     source = iter(items)
     while batch := list(islice(source, min(size, sys.maxsize))):
         yield batch
+
+
+class LazySequence(Sequence[Any]):
+    """What is made of some items, each when its turn comes."""
+
+    def __init__(self, items: Sequence[Any], make: Callable[[Any], Any]) -> None:
+        self.items, self.make = items, make
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return LazySequence(self.items[index], self.make) if isinstance(index, slice) else self.make(self.items[index])
 
 
 # -- files -------------------------------------------------------------------------------------------------

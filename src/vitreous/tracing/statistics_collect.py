@@ -94,7 +94,8 @@ def world_statistics(
         if stats is None:
             if expect is not None:
                 expect(SCENES)
-            stats = _sealed(key, model, _over_scenes(model, (height, width), point, on_progress))
+            stats = _over_scenes(model, (height, width), point, on_progress)
+            stats = replace(stats, images_digest=_seal(key, stats))
             if is_lasting:
                 _write(key, stats)
         _remember(key, stats)
@@ -130,18 +131,14 @@ def _over_scenes(
         return stats
 
     with torch.inference_mode(False), torch.no_grad():
-        return reduce(ActivationStats.merge, in_parts(part, SCENES, _SCENE_BATCH))
-
-
-def _sealed(key: str, model: VisionModel, stats: ActivationStats) -> ActivationStats:
-    """Round to what will be kept, in memory as on disk, and note a digest of it."""
-    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-    moments = {at: Moments(m.mean.to(dtype), m.square.to(dtype), m.n) for at, m in stats.moments.items()}
-    rounded = replace(stats, moments=moments)
-    return replace(rounded, images_digest=_seal(key, rounded))
+        total = reduce(ActivationStats.merge, in_parts(part, SCENES, _SCENE_BATCH))
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32  # as it is kept, in memory and on disk
+    moments = {at: Moments(m.mean.to(dtype), m.square.to(dtype), m.n) for at, m in total.moments.items()}
+    return replace(total, moments=moments)
 
 
 def _seal(key: str, stats: ActivationStats) -> str:
+    """Return a digest of the numbers, and of all that they follow from."""
     return hashlib.blake2b(f"{key} {stats.fingerprint}".encode(), digest_size=16).hexdigest()
 
 
