@@ -73,8 +73,8 @@ def slow(name: str, x: Tensor, weight: Tensor, bias: Tensor, sent: Tensor) -> Te
     low, high = x.min(), x.max()
     for j in range(len(weight)):
         w, b = weight[j], bias[j]
-        if name in ("epsilon", "epsilon_without_bias"):
-            z = signed((x * w).sum() + (b if name == "epsilon" else 0), 1e-6)
+        if name == "epsilon":
+            z = signed((x * w).sum() + b, 1e-6)
             arrived += x * w / z * sent[j]
         elif name.startswith("alphabeta"):
             alpha = float(name[9:])
@@ -107,7 +107,6 @@ def slow(name: str, x: Tensor, weight: Tensor, bias: Tensor, sent: Tensor) -> Te
 
 LAYERS = {
     "epsilon": Epsilon(),
-    "epsilon_without_bias": Epsilon(bias=False),
     "alphabeta1": AlphaBeta(1, 0),
     "alphabeta2": AlphaBeta(2, 1),
     "gamma0.25": Gamma(0.25),
@@ -160,9 +159,7 @@ def test_the_box_is_that_of_each_image() -> None:
                 torch.testing.assert_close(arrived[row][at], expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", ["epsilon_without_bias", "alphabeta1", "alphabeta2", "gamma0.25", "zbox", "flat", "wsquare"]
-)
+@pytest.mark.parametrize("name", ["epsilon", "alphabeta1", "alphabeta2", "gamma0.25", "zbox", "flat", "wsquare"])
 def test_layers_without_a_bias_conserve(name: str) -> None:
     x, weight = numbers(3, 40), numbers(4, 40, seed=1)
     _, sent, arrived = relevance(LAYERS[name], "linear", F.linear, x, weight)

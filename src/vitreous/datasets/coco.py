@@ -20,7 +20,7 @@ import numpy as np
 
 from vitreous.datasets.annotations import Annotation, Array
 from vitreous.datasets.catalog import Listing, register_source
-from vitreous.datasets.class_tables import table
+from vitreous.datasets.class_tables import Label, table
 from vitreous.datasets.dataset import Entry
 from vitreous.datasets.files import check_folder, describe, first_existing, misfit, read_json
 from vitreous.datasets.images import LoadedImage
@@ -82,20 +82,17 @@ def _entries(
     objects: dict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for item in content["annotations"]:
         objects[int(item["image_id"]), int(item["category_id"])].append(item)
-    groups: dict[int, list[Entry]] = defaultdict(list)
+    entries: list[Entry] = []
+    labels: dict[int, list[Label]] = defaultdict(list)
     for (number, category), items in sorted(objects.items(), key=lambda pair: pair[0]):
         (file, size), name = photos[number], names[category]
         label = name if classes is None else tuple(classes.get(name, ()))
         boxes = _single_boxes(items, least_area * size[0] * size[1])
         if label and boxes:
             annotate = partial(_annotate, items, boxes, file, size)
-            entry = Entry(f"{file}#{name}", folder / file, label, boxes, group=number, annotate=annotate)
-            groups[number].append(entry)
-    entries = []
-    for group in groups.values():
-        labels = tuple(entry.label for entry in group if entry.label is not None)
-        entries += [replace(entry, compare_classes=labels) for entry in group]
-    return entries
+            entries.append(Entry(f"{file}#{name}", folder / file, label, boxes, group=number, annotate=annotate))
+            labels[number].append(label)
+    return [replace(entry, compare_classes=tuple(labels[entry.group or 0])) for entry in entries]
 
 
 def _single_boxes(items: Sequence[Mapping[str, Any]], least_area: float) -> tuple[Box, ...]:

@@ -128,14 +128,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Epsilon(LinearRule):
-    """``R_i = x_i sum_j W_ji R_j / (z_j + eps sign z_j)``; the bias keeps its share, unless z is taken without it."""
+    """``R_i = x_i sum_j W_ji R_j / (z_j + eps sign z_j)``; the bias keeps its share."""
 
     eps: float = 1e-6
-    bias: bool = True
 
     def share(self, op: Linear, x: Tensor, out: Tensor, flow: Tensor) -> Tensor:
-        z = out if self.bias or op.bias is None else out - op.offset(op.bias)
-        return x * op.back(flow / stabilised(z, self.eps), op.weight)
+        return x * op.back(flow / stabilised(out, self.eps), op.weight)
 
 
 @dataclass(frozen=True)
