@@ -30,13 +30,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     for name, left in (("a.jpg", 20), ("b.jpg", 50)):
-        Image.fromarray(np.repeat(shown(left)[..., None] * np.uint8(255), 3, axis=2)).save(
+        Image.fromarray(np.repeat(draw_mask(left)[..., None] * np.uint8(255), 3, axis=2)).save(
             tmp_path / "photos" / name, quality=95
         )
     return tmp_path
 
 
-def shown(left: int) -> Any:
+def draw_mask(left: int) -> Any:
     numbers = np.zeros((80, 120), np.uint8)
     numbers[20:60, left : left + 40] = 1
     return numbers
@@ -68,10 +68,10 @@ def close(truth: vt.Annotation, picture: LoadedImage) -> bool:
 def test_masks_named_like_the_pictures(here: Path, model: vt.VisionModel, write: Any) -> None:
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
-        write(shown(left)).save(here / "masks" / f"{name}.png")
-    known = vt.load_annotations("masks")
+        write(draw_mask(left)).save(here / "masks" / f"{name}.png")
+    names_seen = vt.load_annotations("masks")
     for picture in seen(model):
-        truth = known(picture)
+        truth = names_seen(picture)
         assert close(truth, picture)
         assert truth.ignore is None
 
@@ -79,23 +79,23 @@ def test_masks_named_like_the_pictures(here: Path, model: vt.VisionModel, write:
 def test_trimaps_are_recognised_beside_their_pictures(here: Path, model: vt.VisionModel) -> None:
     """As the pets have them: in the folder of the photographs, and named in a table."""
     for name, left in (("a", 20), ("b", 50)):
-        numbers = 2 - shown(left)
+        numbers = 2 - draw_mask(left)
         numbers[:10] = 3
         Image.fromarray(numbers).save(here / "photos" / f"{name}.png")
     table = [{"file": f"{name}.jpg", "mask": f"{name}.png", "label": 3} for name in "ab"]
     (here / "photos.json").write_text(json.dumps(table))
-    for known in (
+    for names_seen in (
         vt.load_annotations("photos"),
         vt.load_annotations("photos.json"),
         vt.load_annotations("photos", trimap=True),
     ):
         for picture in load_images(["photos/a.jpg", "photos/b.jpg"], model):
-            truth = known(picture)
+            truth = names_seen(picture)
             assert close(truth, picture)
             assert truth.ignore[0].all()
             assert not truth.ignore[-1].any()
-    plain = vt.load_annotations("photos", trimap=False)
-    assert all(plain(picture).mask.all() for picture in load_images(["photos/a.jpg"], model))
+    reference = vt.load_annotations("photos", trimap=False)
+    assert all(reference(picture).mask.all() for picture in load_images(["photos/a.jpg"], model))
 
 
 def test_ignored_numbers(here: Path, model: vt.VisionModel) -> None:
@@ -103,7 +103,7 @@ def test_ignored_numbers(here: Path, model: vt.VisionModel) -> None:
     (here / "masks").mkdir()
     for name, left in (("a", 20), ("b", 50)):
         colours = np.zeros((80, 120, 3), np.uint8)
-        colours[..., 0] = shown(left) * 17
+        colours[..., 0] = draw_mask(left) * 17
         colours[:10] = (232, 3, 0)
         Image.fromarray(colours).save(here / "masks" / f"{name}.png")
     for picture in seen(model):
@@ -121,7 +121,7 @@ def fractions(boxes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         BOXES,
         {name: fractions(boxes) for name, boxes in BOXES.items()},
@@ -132,29 +132,29 @@ def fractions(boxes: Any) -> Any:
     ],
     ids=["pixels", "shares", "stems", "list", "list of shares", "objects"],
 )
-def test_boxes(here: Path, model: vt.VisionModel, told: Any) -> None:
-    (here / "boxes.json").write_text(json.dumps(told))
-    known = vt.load_annotations("boxes.json")
+def test_boxes(here: Path, model: vt.VisionModel, reported: Any) -> None:
+    (here / "boxes.json").write_text(json.dumps(reported))
+    names_seen = vt.load_annotations("boxes.json")
     for picture in seen(model):
-        assert close(known(picture), picture)
+        assert close(names_seen(picture), picture)
 
 
 def test_scenes_know_their_creatures(here: Path) -> None:
     """What is read from the files is what the world says."""
     assert run("world", "render", "--out", "rendered", "--n", 3, "-q").code == 0
     model = vt.load("world")
-    known = vt.load_annotations("rendered/scenes.json")
+    names_seen = vt.load_annotations("rendered/scenes.json")
     owners = json.loads(Path("rendered/scenes.json").read_text())["owners"]
     for picture in load_images(Path("rendered"), model):
         numbers = np.asarray(Image.open(picture.path.with_name(picture.path.stem + "-mask.png")))
-        truth = known(picture)
+        truth = names_seen(picture)
         creature = np.isin(numbers, [owners[name] for name in ("body", "horn", "eyes", "coat", "legs", "tail")])
         assert truth.mask.mean() == pytest.approx(creature.mean(), abs=0.02)
         assert set(truth.parts) == {"body", "horn", "eyes", "coat", "legs", "tail"}
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("reported", "message"),
     [
         ("{", "annotations: boxes.json is no JSON"),
         ("[]", "a line for each image, but there is none"),
@@ -170,9 +170,9 @@ def test_scenes_know_their_creatures(here: Path) -> None:
         ('{"a.jpg": [[9, 2, 3, 4]]}', "those of a.jpg are"),
     ],
 )
-def test_bad_tables(here: Path, model: vt.VisionModel, told: str, said: str) -> None:
-    (here / "boxes.json").write_text(told)
-    with pytest.raises(ImageError, match=said):
+def test_bad_tables(here: Path, model: vt.VisionModel, reported: str, message: str) -> None:
+    (here / "boxes.json").write_text(reported)
+    with pytest.raises(ImageError, match=message):
         vt.load_annotations("boxes.json")(seen(model)[0])
 
 
@@ -204,7 +204,7 @@ def test_score_with_regions(here: Path) -> None:
     (here / "boxes.json").write_text(json.dumps(BOXES))
     done = score("--metric", "iou", "--metric", "miou", "--annotations", "boxes.json", "--json")
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)["methods"][0]["scores"]
+    actual = json.loads(done.out)["methods"][0]["scores"]
     import torch
 
     torch.manual_seed(0)
@@ -212,7 +212,7 @@ def test_score_with_regions(here: Path) -> None:
     truth = vt.load_annotations("boxes.json")
     table = vt.evaluate(model, "photos", "ixg", ["iou", "miou"], annotations=truth, controls=False)
     for metric in ("iou", "miou"):
-        np.testing.assert_allclose(found[metric]["per_image"], table["ixg", metric], atol=1e-4)
+        np.testing.assert_allclose(actual[metric]["per_image"], table["ixg", metric], atol=1e-4)
 
 
 def test_one_clear_line_where_regions_are_missing(here: Path) -> None:

@@ -23,9 +23,9 @@ def model() -> vt.VisionModel:
 
 def photo(model: vt.VisionModel, height: int = 60, width: int = 100) -> LoadedImage:
     """A photograph that is white in rows 20..39 and columns 40..69."""
-    shown = np.zeros((height, width, 3), np.uint8)
-    shown[20:40, 40:70] = 255
-    return next(iter(load_images(Image.fromarray(shown), model)))
+    visible = np.zeros((height, width, 3), np.uint8)
+    visible[20:40, 40:70] = 255
+    return next(iter(load_images(Image.fromarray(visible), model)))
 
 
 def white(picture: LoadedImage) -> Any:
@@ -54,10 +54,10 @@ def test_region_is_the_mask_else_the_boxes_else_the_parts() -> None:
 
 def test_a_pixel_is_in_a_box_if_its_centre_is() -> None:
     truth = vt.Annotation(boxes=((1.5, 0.4, 3.49, 1.6), (0, 3, 0.2, 4)))
-    found = truth.region(size=(4, 5))
+    actual = truth.region(size=(4, 5))
     for row in range(4):
         for column in range(5):
-            assert found[row, column] == (1.5 <= column + 0.5 < 3.49 and 0.4 <= row + 0.5 < 1.6)
+            assert actual[row, column] == (1.5 <= column + 0.5 < 3.49 and 0.4 <= row + 0.5 < 1.6)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_no_region() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "said"),
+    ("truth", "message"),
     [
         (
             vt.Annotation(np.ones((2, 2)), ignore=np.ones((2, 3))),
@@ -101,8 +101,8 @@ def test_no_region() -> None:
         (vt.Annotation(boxes=((0, 0, float("nan"), 1),)), "a box of it"),
     ],
 )
-def test_what_makes_no_sense_is_refused(truth: vt.Annotation, said: str) -> None:
-    with pytest.raises(ImageError, match=said):
+def test_what_makes_no_sense_is_refused(truth: vt.Annotation, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
         truth.check("it", (2, 2))
 
 
@@ -179,7 +179,7 @@ def test_upright_photographs(model: vt.VisionModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda p: vt.Annotation.of_photo(p, np.ones((6, 10))), r"the mask of image is \[6, 10\], the photograph"),
         (lambda p: vt.Annotation.of_photo(p, ignore=np.ones(3)), r"the ignore of image is \[3\]"),
@@ -197,8 +197,8 @@ def test_upright_photographs(model: vt.VisionModel, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_photographs(model: vt.VisionModel, make: Any, said: str) -> None:
-    with pytest.raises(ImageError, match=said):
+def test_bad_photographs(model: vt.VisionModel, make: Any, message: str) -> None:
+    with pytest.raises(ImageError, match=message):
         make(photo(model))
 
 

@@ -63,21 +63,21 @@ def png(width: int, height: int, rows: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
 def test_truncated(tmp_path: Path, model: vt.VisionModel, kind: str) -> None:
-    whole = encoded(Image.fromarray(COLOURS), kind)
+    full = encoded(Image.fromarray(COLOURS), kind)
     for share in (0.05, 0.3, 0.6, 0.9):
         path = tmp_path / f"cut-{share}.{kind.lower()}"
-        path.write_bytes(whole[: int(len(whole) * share)])
+        path.write_bytes(full[: int(len(full) * share)])
         refused(path, model)
 
 
 def test_a_truncated_picture_already_opened(tmp_path: Path, model: vt.VisionModel) -> None:
     """PIL reads when it must: the file is opened well and breaks later."""
-    whole = encoded(Image.fromarray(COLOURS), "PNG")
+    full = encoded(Image.fromarray(COLOURS), "PNG")
     path = tmp_path / "cut.png"
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(full[: len(full) // 2])
     with Image.open(path) as opened, pytest.raises(ImageError, match=r"the image cannot be read: .*truncated"):
         vt.explain(model, opened)
-    closed = Image.open(io.BytesIO(whole))
+    closed = Image.open(io.BytesIO(full))
     closed.close()
     with pytest.raises(ImageError, match="the image cannot be read"):
         vt.explain(model, closed)
@@ -118,10 +118,10 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
 def test_tiny(tmp_path: Path, model: vt.VisionModel, shape: tuple[int, int]) -> None:
     path = tmp_path / "tiny.png"
     Image.fromarray(RNG.integers(0, 256, (*shape, 3), dtype=np.uint8)).save(path)
-    found = vt.explain(model, path, "ixg", 1)
-    assert found.image.size == (32, 32)
-    assert torch.isfinite(found.map).all()
-    assert found.overlay(original=True).size == shape[::-1]
+    actual = vt.explain(model, path, "ixg", 1)
+    assert actual.image.size == (32, 32)
+    assert torch.isfinite(actual.map).all()
+    assert actual.overlay(original=True).size == shape[::-1]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_modes(tmp_path: Path, model: vt.VisionModel, mode: str) -> None:
     path.write_bytes(content())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = open_image(path)
-        assert (found.mode, found.size) == ("RGB", (64, 64))
-        assert np.abs(np.asarray(found, int) - RAMP[..., None]).max() <= tolerance
+        actual = open_image(path)
+        assert (actual.mode, actual.size) == ("RGB", (64, 64))
+        assert np.abs(np.asarray(actual, int) - RAMP[..., None]).max() <= tolerance
         with Image.open(path) as opened:
             held = vt.explain(model, opened, "ixg", 1)
     assert torch.equal(held.map, vt.explain(model, path, "ixg", 1).map)
@@ -218,8 +218,8 @@ def test_premultiplied_alpha_and_black_and_white() -> None:
     model = vt.wrap(FAMILIES["vit"]())
     for mode in ("RGBa", "La", "PA", "1", "HSV", "YCbCr"):
         image = Image.fromarray(COLOURS).convert("RGBA" if mode == "RGBa" else "LA" if mode == "La" else "RGB")
-        found = vt.explain(model, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
-        assert torch.isfinite(found.map).all(), mode
+        actual = vt.explain(model, image.convert(mode) if mode != "PA" else image.convert("P").convert("PA"), "ixg", 1)
+        assert torch.isfinite(actual.map).all(), mode
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0, 1e9])
@@ -248,8 +248,8 @@ def mixed(tmp_path: Path) -> Path:
     folder.mkdir()
     for number, name in enumerate("ace"):
         Image.fromarray(np.roll(COLOURS, number, axis=0)).save(folder / f"{name}.png")
-    whole = (folder / "a.png").read_bytes()
-    (folder / "b.png").write_bytes(whole[: len(whole) // 2])
+    full = (folder / "a.png").read_bytes()
+    (folder / "b.png").write_bytes(full[: len(full) // 2])
     (folder / "d.png").touch()
     Image.new("RGB", (40_000, 1)).save(folder / "f.png")
     return folder
@@ -270,7 +270,7 @@ def test_on_error(mixed: Path, model: vt.VisionModel, form: str, batch: int) -> 
     bad: list[tuple[Path, ImageError]] = []
     done: list[float] = []
     target = None if form == "nested" else [0, 1, 2, 3, 4, 0]
-    found = vt.iter_explanations(
+    actual = vt.iter_explanations(
         model,
         sources[form],
         "ixg",
@@ -279,15 +279,15 @@ def test_on_error(mixed: Path, model: vt.VisionModel, form: str, batch: int) -> 
         progress=lambda count, total: done.append(count),
         on_error=lambda path, error: bad.append((path, error)),
     )
-    explained = list(found)
-    assert [each.name for each in explained] == ["a.png", "c.png", "e.png"]
+    explained = list(actual)
+    assert [item.name for item in explained] == ["a.png", "c.png", "e.png"]
     if target:
-        assert [each.target for each in explained] == [0, 2, 4]  # each its own, not that of its new place
+        assert [item.target for item in explained] == [0, 2, 4]  # each its own, not that of its new place
     assert [path.name for path, _ in bad] == ["b.png", "d.png", "f.png"]
     assert all(isinstance(error, ImageError) and path.name in str(error) for path, error in bad)
     assert done[-1] == 5
-    for each in explained:
-        torch.testing.assert_close(each.map, vt.explain(model, mixed / each.name, "ixg", each.target).map)
+    for item in explained:
+        torch.testing.assert_close(item.map, vt.explain(model, mixed / item.name, "ixg", item.target).map)
 
 
 def test_on_error_with_nothing_left(mixed: Path, model: vt.VisionModel) -> None:

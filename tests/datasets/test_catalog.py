@@ -59,8 +59,8 @@ def test_random_does_not_depend_on_where_the_folder_is_or_what_else_is_there(twe
     assert after.digest == before.digest
     for number in range(40):
         shade(Path(moved) / "cat" / f"new-{number}.jpg")
-    whole = names(open_source("imagefolder", moved, choose="random", seed=1))
-    old = [name for name in whole if "new-" not in name]
+    full = names(open_source("imagefolder", moved, choose="random", seed=1))
+    old = [name for name in full if "new-" not in name]
     assert old[:5] == names(before), "what is added takes places, and moves nobody"
 
 
@@ -86,18 +86,18 @@ def test_listed_takes_names_in_their_order(twelve: Path, tmp_path: Path) -> None
         "5.jpg",
     ]
     assert names(open_source("folder", twelve / "cat", choose="listed", listed=["3", "2"], images=1)) == ["3.jpg"]
-    for wrong, said in (
+    for wrong, message in (
         (["1.jpg"], "is the name of 3 images"),
         (["cat/5.jpg", "no.jpg", "nor.jpg"], "2 of 3 names .* such as no.jpg, nor.jpg"),
         (["cat/5.jpg", "cat/5.jpg"], "twice"),
         ([], "empty"),
     ):
-        with pytest.raises(ImageError, match=said):
+        with pytest.raises(ImageError, match=message):
             open_source("imagefolder", twelve, choose="listed", listed=wrong)
 
 
 def test_bad_choices_are_refused_by_name(twelve: Path) -> None:
-    for wrong, said in (
+    for wrong, message in (
         ({"choose": "best"}, "choose='best'"),
         ({"images": -1}, "images=-1"),
         ({"images": True}, "images=True"),
@@ -107,7 +107,7 @@ def test_bad_choices_are_refused_by_name(twelve: Path) -> None:
         ({"size": 64}, "imagefolder takes no size"),
         ({"spilt": "val"}, "imagefolder takes no spilt"),
     ):
-        with pytest.raises(SpecError, match=said):
+        with pytest.raises(SpecError, match=message):
             open_source("imagefolder", twelve, **wrong)  # type: ignore[arg-type]
     with pytest.raises(ImageError, match="there are 12 images, not 13"):
         open_source("imagefolder", twelve, images=13)
@@ -138,16 +138,16 @@ def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path
             broken.add(name)
             data = (b"", good[:200], b"not a picture", bytes(500))[number // 10 % 4]
         (folder / name).write_bytes(data)
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     source = open_source("folder", folder)
-    seen = [sample.image.name for sample in source.samples(model, told.__setitem__)]
-    assert set(told) == broken
+    seen = [sample.image.name for sample in source.samples(model, reported.__setitem__)]
+    assert set(reported) == broken
     assert len(broken) == 100
-    assert all(told.values())
+    assert all(reported.values())
     assert seen == [name for name in names(source) if name not in broken]
     with pytest.warns(VitreousWarning, match=r"folder: 5 images were left out: 0003\.jpg .* and 2 more"):
         assert sum(1 for _ in source.samples(model, indices=range(50))) == 45
-    places = [sample.index for sample in source.samples(model, told.__setitem__, indices=[4, 3, 2])]
+    places = [sample.index for sample in source.samples(model, reported.__setitem__, indices=[4, 3, 2])]
     assert places == [4, 2], "places are those in the source"
 
 
@@ -157,12 +157,12 @@ def test_a_mask_that_cannot_be_read_leaves_its_picture_out(tmp_path: Path, model
         Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / f"{name}.png")
     (tmp_path / "b.png").write_bytes(b"broken")
     Image.fromarray(np.eye(5, dtype=np.uint8)).save(tmp_path / "c.png")
-    told: dict[str, str] = {}
-    assert [sample.image.name for sample in open_source("masks", tmp_path).samples(model, told.__setitem__)] == [
+    reported: dict[str, str] = {}
+    assert [sample.image.name for sample in open_source("masks", tmp_path).samples(model, reported.__setitem__)] == [
         "a.jpg"
     ]
-    assert set(told) == {"b.jpg", "c.jpg"}
-    assert "[5, 5]" in told["c.jpg"]
+    assert set(reported) == {"b.jpg", "c.jpg"}
+    assert "[5, 5]" in reported["c.jpg"]
 
 
 def test_labels_the_model_does_not_have_are_an_error_before_anything_is_read(
@@ -185,12 +185,12 @@ def test_a_source_is_what_evaluate_takes(tmp_path: Path, model: vt.VisionModel) 
         rows.append({"file": f"{number}.png", "label": number, "boxes": [[0, 0, 20, 20]], "group": number // 2})
     (tmp_path / "2.png").write_bytes(b"broken")
     (tmp_path / "t.json").write_text(json.dumps(rows))
-    told: dict[str, str] = {}
-    given = open_source("json", tmp_path / "t.json").evaluate_options(model, told.__setitem__)
-    assert set(told) == {"2.png"}
-    assert given["labels"] == [0, 1, 3]
-    assert given["groups"] == [0, 0, 1]
-    table = vt.evaluate(model, methods=["ixg"], metrics=["pointing_game"], target="label", controls=False, **given)
+    reported: dict[str, str] = {}
+    options = open_source("json", tmp_path / "t.json").evaluate_options(model, reported.__setitem__)
+    assert set(reported) == {"2.png"}
+    assert options["labels"] == [0, 1, 3]
+    assert options["groups"] == [0, 0, 1]
+    table = vt.evaluate(model, methods=["ixg"], metrics=["pointing_game"], target="label", controls=False, **options)
     assert table.images == ("0.png", "1.png", "3.png")
     assert table.groups == (0, 0, 1)
     assert table.parts["ixg", "pointing_game"].shape[0] == 3
@@ -248,14 +248,14 @@ def test_every_word_says_in_one_line_what_it_expected_and_found(word: str, tmp_p
     (tmp_path / "other" / "read\nme.txt").write_text("nothing of interest")
     for place in ("empty", "other", "absent"):
         base = "part-quad-imagenet" if word == "part-quad-imagenet" else word
-        with pytest.raises(ImageError) as told:
+        with pytest.raises(ImageError) as reported:
             open_source(word, tmp_path / place)
-        said = str(told.value)
+        message = str(reported.value)
         heard = {"part-quad-imagenet": "imagenet-s", "quad-imagenet": "imagenet-val"}.get(base, base)
-        assert said.startswith(f"{heard}: ")
-        assert "should hold" in said
-        assert ", but " in said
-        assert "\n" not in said
+        assert message.startswith(f"{heard}: ")
+        assert "should hold" in message
+        assert ", but " in message
+        assert "\n" not in message
 
 
 # -- real data ---------------------------------------------------------------------------------------------
@@ -283,13 +283,13 @@ def test_real_pets_agree_with_their_table(shared: Path) -> None:
     model = vt.wrap(FAMILIES["vit"](num_classes=1000))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        some = list(source.samples(model, indices=range(0, 200, 20)))
-    assert len(some) == 10
-    for each in some:
-        assert each.annotation is not None
-        trimap = np.asarray(Image.open(source.entries[each.index].mask or ""))
-        assert np.mean(each.annotation.mask) == pytest.approx((trimap == 1).mean(), abs=0.25)  # type: ignore[arg-type]
-        assert each.annotation.ignore is not None
+        subset = list(source.samples(model, indices=range(0, 200, 20)))
+    assert len(subset) == 10
+    for item in subset:
+        assert item.annotation is not None
+        trimap = np.asarray(Image.open(source.entries[item.index].mask or ""))
+        assert np.mean(item.annotation.mask) == pytest.approx((trimap == 1).mean(), abs=0.25)  # type: ignore[arg-type]
+        assert item.annotation.ignore is not None
 
 
 def test_classes_table_is_imagenet_s(shared: Path) -> None:

@@ -86,8 +86,8 @@ def cifar(root: Path, ten: bool) -> Path:
     place = root / ("cifar-10-batches-py" if ten else "cifar-100-python")
     place.mkdir()
     data = np.random.default_rng(1).integers(0, 255, (3, 3072), dtype=np.uint8)
-    told = {b"data": data, b"labels" if ten else b"fine_labels": [3, 9, 0]}
-    (place / ("test_batch" if ten else "test")).write_bytes(pickle.dumps(told))
+    reported = {b"data": data, b"labels" if ten else b"fine_labels": [3, 9, 0]}
+    (place / ("test_batch" if ten else "test")).write_bytes(pickle.dumps(reported))
     words = [wnids()[number].encode() for number in range(10 if ten else 100)]
     meta = {b"label_names" if ten else b"fine_label_names": words}
     (place / ("batches.meta" if ten else "meta")).write_bytes(pickle.dumps(meta))
@@ -122,15 +122,15 @@ def with_masks(root: Path) -> Path:
 
 def segmentation(root: Path) -> Path:
     pytest.importorskip("h5py")
-    shown, masks = segments(lambda *parts: None)
-    write_segments(root / "gtsegs_ijcv.mat", shown, masks, [f"{wnids()[number]}_{number}" for number in (3, 5)])
+    visible, masks = segments(lambda *parts: None)
+    write_segments(root / "gtsegs_ijcv.mat", visible, masks, [f"{wnids()[number]}_{number}" for number in (3, 5)])
     return root
 
 
 def hub(root: Path) -> Path:
     datasets = pytest.importorskip("datasets")
-    shown = [Image.open(noise(root / f"{number}.png", number)) for number in range(3)]
-    datasets.Dataset.from_dict({"image": shown, "label": [0, 1, 2]}).save_to_disk(str(root / "saved"))
+    visible = [Image.open(noise(root / f"{number}.png", number)) for number in range(3)]
+    datasets.Dataset.from_dict({"image": visible, "label": [0, 1, 2]}).save_to_disk(str(root / "saved"))
     return root / "saved"
 
 
@@ -210,22 +210,22 @@ def quads(tmp_path: Path, weights: str) -> Callable[..., Protocol]:
     """A protocol on grids of 24 photographs of eight classes."""
     place = imagenet(tmp_path / "photos")
 
-    def made(images: int = 3, word: str = "quad-imagenet", **more: Any) -> Protocol:
+    def make_protocol(images: int = 3, word: str = "quad-imagenet", **more: Any) -> Protocol:
         data = DataSpec(word, path=str(place), images=images)
-        given = {"methods": ("raw_attention", "ixg"), "metrics": ("pointing_game",), "target": "given", **more}
+        options_passed = {"methods": ("raw_attention", "ixg"), "metrics": ("pointing_game",), "target": "given", **more}
         model = ModelSpec("vit", "timm/test_vit", checkpoint=weights, size=32)
-        return dataclasses.replace(tiny(data=data, **given), models=(model,))
+        return dataclasses.replace(tiny(data=data, **options_passed), models=(model,))
 
-    return made
+    return make_protocol
 
 
 def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) -> None:
     store = ran(quads(), tmp_path / "run")
     names = [f"grid-{grid:05d}/{cell}" for grid in range(3) for cell in range(4)]
     planned = store.plans()[0]
-    assert [planned.names[each] for each in dict.fromkeys(p for u in planned.units for p in u.images)] == names
-    found = status(store)
-    assert (found.unreadable, found.done) == ({}, found.total)
+    assert [planned.names[item] for item in dict.fromkeys(p for u in planned.units for p in u.images)] == names
+    actual = status(store)
+    assert (actual.unreadable, actual.done) == ({}, actual.total)
     written = report(store.path)
     (part,) = written.results
     assert part.table.images == tuple(names)
@@ -252,25 +252,25 @@ def test_more_grids_leave_those_that_are_there(tmp_path: Path, quads: Any) -> No
     store = ran(quads(1), tmp_path / "run", images=2)
     assert before < store.finished()
     assert len(store.plans()[1].units) == len(before)
-    (found,) = collect(store)
-    assert found.table.images == tuple(f"grid-{grid:05d}/{cell}" for grid in range(2) for cell in range(4))
-    assert found.table.groups == (0,) * 4 + (1,) * 4, "also without the photographs at hand"
+    (actual,) = collect(store)
+    assert actual.table.images == tuple(f"grid-{grid:05d}/{cell}" for grid in range(2) for cell in range(4))
+    assert actual.table.groups == (0,) * 4 + (1,) * 4, "also without the photographs at hand"
 
 
 def test_cells_that_cannot_be_made_are_told(tmp_path: Path, quads: Any) -> None:
     """Of 24 photographs 14 are broken: two grids are left of three, and the cells of the third are named."""
-    for file in sorted((tmp_path / "photos").rglob("*.JPEG"), key=lambda each: each.name)[10:]:
+    for file in sorted((tmp_path / "photos").rglob("*.JPEG"), key=lambda item: item.name)[10:]:
         file.write_bytes(b"broken")
     with pytest.warns(VitreousWarning, match="14 images were left out"):
         store = ran(quads(), tmp_path / "run")
-    told = status(store).unreadable
-    assert sorted(told) == [f"grid-00002/{cell}" for cell in range(4)]
-    assert set(told.values()) == {
+    reported = status(store).unreadable
+    assert sorted(reported) == [f"grid-00002/{cell}" for cell in range(4)]
+    assert set(reported.values()) == {
         "quad-imagenet: the images that can be used make 2 grids, so there is no grid-00002/" + str(cell)
         for cell in range(4)
     }
-    (found,) = collect(store)
-    assert found.table.groups == (0,) * 4 + (1,) * 4
+    (actual,) = collect(store)
+    assert actual.table.groups == (0,) * 4 + (1,) * 4
 
 
 def test_changed_ingredients_are_refused(tmp_path: Path, quads: Any) -> None:
@@ -290,8 +290,8 @@ def test_a_cell_is_not_opened_without_its_model(tmp_path: Path, quads: Any) -> N
 
 def test_the_ledger_counts_grids(tmp_path: Path, quads: Any) -> None:
     printed = Published("pointing_game", "vit", "ixg", value=0.5, printed=50.0)
-    known = dataclasses.replace(quads(), published=(printed,))
-    reproduction = report(ran(known, tmp_path / "run").path).reproduction
+    names_seen = dataclasses.replace(quads(), published=(printed,))
+    reproduction = report(ran(names_seen, tmp_path / "run").path).reproduction
     assert reproduction is not None
     assert reproduction.lines[0].images == 3
     assert "fewer images" not in reproduction.lines[0].words
@@ -308,6 +308,6 @@ def test_the_explorer_draws_grids_where_their_model_is_loaded(tmp_path: Path, qu
     assert not isinstance(part.images, str)
     with pytest.raises(ImageError, match="put together for one model"):
         part.images.png(config, digest)
-    drawn = Image.open(io.BytesIO(part.images.png(config, digest, part.model)))
+    draws = Image.open(io.BytesIO(part.images.png(config, digest, part.model)))
     tensor = open_source("quad-imagenet", tmp_path / "photos", images=1).sample(model, 2).image.tensor
-    assert np.abs(np.asarray(drawn, float) - np.asarray(model.preprocess.to_image(tensor), float)).max() <= 1
+    assert np.abs(np.asarray(draws, float) - np.asarray(model.preprocess.to_image(tensor), float)).max() <= 1

@@ -47,11 +47,11 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path,
     (tmp_path / "near" / "link.jpg").symlink_to(tmp_path / "far" / "real.jpg")
     (tmp_path / "near" / "gone.jpg").symlink_to(tmp_path / "far" / "nothing.jpg")
     (tmp_path / "near" / "itself.jpg").symlink_to(tmp_path / "near" / "itself.jpg")
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     source = open_source("folder", tmp_path / "near")
-    found = [sample.image.name for sample in source.samples(model, lambda name, why: told.append((name, why)))]
-    assert found == ["link.jpg"]
-    assert [name for name, _ in told] == ["gone.jpg", "itself.jpg"]
+    actual = [sample.image.name for sample in source.samples(model, lambda name, why: reported.append((name, why)))]
+    assert actual == ["link.jpg"]
+    assert [name for name, _ in reported] == ["gone.jpg", "itself.jpg"]
 
 
 def test_names_that_are_no_text(tmp_path: Path, model: vt.VisionModel) -> None:
@@ -143,9 +143,9 @@ def test_csv(tmp_path: Path, model: vt.VisionModel) -> None:
     assert (first.label, second.label) == (3, 2)
     assert first.annotation is not None
     left = first.annotation.boxes[0]
-    wide = model.preprocess.size[1]
+    larger = model.preprocess.size[1]
     assert left[0] == 0
-    assert left[2] == pytest.approx(wide / 2, abs=1)  # the crop moves it by less than a pixel
+    assert left[2] == pytest.approx(larger / 2, abs=1)  # the crop moves it by less than a pixel
     assert second.annotation is not None
     assert second.annotation.mask is not None
     assert second.annotation.boxes
@@ -165,7 +165,7 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("word", "text", "said"),
+    ("word", "text", "message"),
     [
         ("json", '{"a": 1}', "a list of tables with file"),
         ("json", "[", "is no JSON"),
@@ -180,9 +180,9 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
         ("csv", "", "it is empty"),
     ],
 )
-def test_tables_that_do_not_fit_are_told(tmp_path: Path, word: str, text: str, said: str) -> None:
+def test_tables_that_do_not_fit_are_told(tmp_path: Path, word: str, text: str, message: str) -> None:
     place = tmp_path / f"table.{word}"
     place.write_text(text)
-    with pytest.raises(ImageError, match=rf"^{word}: .*{said}") as told:
+    with pytest.raises(ImageError, match=rf"^{word}: .*{message}") as reported:
         open_source(word, place)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)

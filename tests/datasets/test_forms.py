@@ -86,9 +86,9 @@ UNLABELLED = {"loader of tensors"}
 
 @pytest.mark.parametrize("form", SOURCES)
 def test_pictures_and_their_number(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
-    found = list(load_images(SOURCES[form](inputs), model))
-    assert torch.stack([picture.tensor for picture in found]).equal(inputs)
-    assert [picture.name for picture in found] == [f"input-{place}" for place in range(5)]
+    actual = list(load_images(SOURCES[form](inputs), model))
+    assert torch.stack([picture.tensor for picture in actual]).equal(inputs)
+    assert [picture.name for picture in actual] == [f"input-{place}" for place in range(5)]
     assert count_images(SOURCES[form](inputs)) == 5
 
 
@@ -105,8 +105,8 @@ def test_true_classes(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
 @pytest.mark.parametrize("form", SOURCES)
 def test_explained(model: vt.VisionModel, inputs: Tensor, form: str) -> None:
     expected = vt.explain(model, inputs, "ixg", 2)
-    found = vt.explain(model, SOURCES[form](inputs), "ixg", 2)
-    assert all(torch.equal(one.map, other.map) for one, other in zip(expected, found, strict=True))
+    actual = vt.explain(model, SOURCES[form](inputs), "ixg", 2)
+    assert all(torch.equal(one.map, other.map) for one, other in zip(expected, actual, strict=True))
 
 
 def test_a_table_of_one_picture_is_one(model: vt.VisionModel, inputs: Tensor) -> None:
@@ -182,11 +182,11 @@ def test_a_file_may_be_called_like_an_address(
 # -- tensors that nobody normalised --------------------------------------------------------------------
 
 
-def told(source: Any, model: vt.VisionModel) -> list[str]:
+def collect_warnings(source: Any, model: vt.VisionModel) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         vt.explain(model, source, "ixg", 1)
-    return [str(each.message) for each in caught if each.category is VitreousWarning]
+    return [str(item.message) for item in caught if item.category is VitreousWarning]
 
 
 @pytest.fixture(scope="module")
@@ -202,21 +202,21 @@ def normalised(colours: Tensor, model: vt.VisionModel) -> Tensor:
 
 @pytest.mark.parametrize("name", ["vit", "tv_vit"] + [n for n in ("hf_vit", "hf_clip") if n in EVERY])
 def test_tensors_that_look_unnormalised(photos: Tensor, name: str) -> None:
-    made = EVERY[name]()
-    model = made if isinstance(made, vt.VisionModel) else vt.wrap(made)
-    (line,) = told(photos * 255, model)
+    result = EVERY[name]()
+    model = result if isinstance(result, vt.VisionModel) else vt.wrap(result)
+    (line,) = collect_warnings(photos * 255, model)
     assert "values from" in line
     assert "to 255 and look as if they were not normalised" in line
-    (line,) = told(photos, model)
+    (line,) = collect_warnings(photos, model)
     assert "to 1 and look as if they were not normalised" in line
     assert model.name in line
-    assert told(normalised(photos, model), model) == []
+    assert collect_warnings(normalised(photos, model), model) == []
 
 
 def test_one_warning_a_call_however_many_batches(model: vt.VisionModel, photos: Tensor) -> None:
     for source in (DataLoader(list(photos), batch_size=1), list(photos), Columns(image=photos, label=LABELS)):
-        assert len(told(source, model)) == 1
-    assert len(told(list(photos), model)) == 1  # and again in the next call
+        assert len(collect_warnings(source, model)) == 1
+    assert len(collect_warnings(list(photos), model)) == 1  # and again in the next call
     with pytest.warns(VitreousWarning, match="not normalised") as caught:
         list(read_samples(DataLoader(TensorDataset(photos, torch.tensor(LABELS)), batch_size=1), model))
     assert len(caught) == 1
@@ -235,15 +235,15 @@ def test_one_warning_a_call_however_many_batches(model: vt.VisionModel, photos: 
 def test_no_warning_without_reason(model: vt.VisionModel, photos: Tensor, colours: Callable[[Tensor], Tensor]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        assert told(colours(photos), model) == []
+        assert collect_warnings(colours(photos), model) == []
 
 
 def test_models_without_normalisation_of_their_own(photos: Tensor) -> None:
-    plain = vt.wrap(FAMILIES["vit"](), preprocess=vt.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
-    assert told(photos, plain) == told(photos * 255, plain) == []
+    unnormalised = vt.wrap(FAMILIES["vit"](), preprocess=vt.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
+    assert collect_warnings(photos, unnormalised) == collect_warnings(photos * 255, unnormalised) == []
 
 
 def test_scenes_of_the_world_are_not_warned_about() -> None:
     world = vt.load("world")
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8))
-    assert told(world.preprocess.inputs(photo)[0], world) == told(photo, world) == []
+    assert collect_warnings(world.preprocess.inputs(photo)[0], world) == collect_warnings(photo, world) == []

@@ -107,14 +107,14 @@ def test_boxes_of_annotations_are_read_when_they_are_asked_for(tmp_path: Path, m
     own = "<object><name>{}</name><bndbox><xmin>20</xmin><ymin>0</ymin><xmax>36</xmax><ymax>32</ymax></bndbox></object>"
     text = other + own.format(wnids()[3]) + "</annotation>"
     (tmp_path / "boxes" / "ILSVRC2012_val_00000001.xml").write_text(text)
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     source = open_source("imagenet-val", tmp_path, boxes=tmp_path / "boxes")
-    (sample,) = source.samples(model, told.__setitem__)
+    (sample,) = source.samples(model, reported.__setitem__)
     assert sample.annotation is not None
     ((left, top, right, bottom),) = sample.annotation.boxes
     assert 15 < left < 17
     assert (top, right, bottom) == (0, 32, 32)
-    assert "00000002.xml cannot be read" in told[VAL.format(2)]
+    assert "00000002.xml cannot be read" in reported[VAL.format(2)]
 
 
 @pytest.mark.parametrize(("word", "count"), [("imagenet-a", 200), ("imagenet-r", 200)])
@@ -127,8 +127,8 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, model: vt.VisionMod
     source = open_source(word, tmp_path)
     assert [entry.label for entry in source.entries] == chosen[:3]
     assert source.classes == tuple(chosen)
-    given = source.evaluate_options(model)
-    assert given["class_subset"] == tuple(chosen)
+    options_passed = source.evaluate_options(model)
+    assert options_passed["class_subset"] == tuple(chosen)
     outside = next(kind for kind in range(1000) if kind not in chosen)
     noise(tmp_path / wnids()[outside] / "x.jpg")
     with pytest.raises(ImageError, match=rf"^{word}: .*{wnids()[outside]} is not one of its classes"):
@@ -139,11 +139,11 @@ def test_the_harder_sets_bring_their_classes(tmp_path: Path, model: vt.VisionMod
 def test_imagenet_s_masks_number_classes_by_their_folders(
     tmp_path: Path, model: vt.VisionModel, kinds: list[int]
 ) -> None:
-    whole = len(kinds) == 300
-    imagenet_s(tmp_path, kinds, several=whole)
+    full = len(kinds) == 300
+    imagenet_s(tmp_path, kinds, several=full)
     source = open_source("imagenet-s", tmp_path, images=0)
     assert sorted(entry.label for entry in source.entries) == sorted(kinds)
-    places = [0, 1, 255, 256, 299] if whole else range(3)
+    places = [0, 1, 255, 256, 299] if full else range(3)
     samples = list(source.samples(model, indices=places))
     assert len(samples) == len(places)
     for sample in samples:
@@ -159,16 +159,16 @@ def test_imagenet_s_masks_number_classes_by_their_folders(
 
 def test_a_part_of_imagenet_s_cannot_tell_several_classes_apart(tmp_path: Path, model: vt.VisionModel) -> None:
     imagenet_s(tmp_path, [5, 2, 9], several=True)
-    told: dict[str, str] = {}
-    assert list(open_source("imagenet-s", tmp_path).samples(model, told.__setitem__)) == []
-    assert len(told) == 3
-    assert all("only the whole data set tells" in reason for reason in told.values())
+    reported: dict[str, str] = {}
+    assert list(open_source("imagenet-s", tmp_path).samples(model, reported.__setitem__)) == []
+    assert len(reported) == 3
+    assert all("only the whole data set tells" in reason for reason in reported.values())
 
 
-def check_segments(entries: Any, shown: Any, masks: Any, model: vt.VisionModel) -> None:
-    assert [each.label for each in entries] == [0, "n00000001"]
-    assert [each.name for each in entries] == ["0000-n01440764_12", "0001-n00000001_3"]
-    for entry, image, mask in zip(entries, shown, masks, strict=True):
+def check_segments(entries: Any, visible: Any, masks: Any, model: vt.VisionModel) -> None:
+    assert [item.label for item in entries] == [0, "n00000001"]
+    assert [item.name for item in entries] == ["0000-n01440764_12", "0001-n00000001_3"]
+    for entry, image, mask in zip(entries, visible, masks, strict=True):
         assert np.array_equal(np.asarray(entry.open()), image)
         (picture,) = load_images(entry.open(), model)
         expected = vt.Annotation.of_photo(picture, mask != 0)
@@ -176,15 +176,15 @@ def check_segments(entries: Any, shown: Any, masks: Any, model: vt.VisionModel) 
 
 
 def test_imagenet_segmentation_turns_the_arrays(model: vt.VisionModel) -> None:
-    made: dict[str, Any] = {}
-    shown, masks = segments(lambda *parts: made.update(as_table(*parts)))
-    check_segments(_Segments(made).entries(), shown, masks, model)
+    result: dict[str, Any] = {}
+    visible, masks = segments(lambda *parts: result.update(as_table(*parts)))
+    check_segments(_Segments(result).entries(), visible, masks, model)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("h5py") is None, reason="needs h5py")
 def test_imagenet_segmentation_file(tmp_path: Path, model: vt.VisionModel) -> None:
-    shown, masks = segments(partial(write_segments, tmp_path / "gtsegs_ijcv.mat"))
-    check_segments(open_source("imagenet-segmentation", tmp_path).entries, shown, masks, model)
+    visible, masks = segments(partial(write_segments, tmp_path / "gtsegs_ijcv.mat"))
+    check_segments(open_source("imagenet-segmentation", tmp_path).entries, visible, masks, model)
     with pytest.raises(ImageError, match="it is no HDF5 file"):
         open_source("imagenet-segmentation", noise(tmp_path / "x.jpg"))
 
@@ -200,13 +200,13 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionMo
     for number in range(1, 14):
         noise(tmp_path / "val" / wnids()[number % 5] / VAL.format(number), number)
     (tmp_path / "val" / wnids()[0] / VAL.format(99)).write_bytes(b"broken")
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     source = open_source("quad-imagenet", tmp_path, images=2, seed=4)
     assert isinstance(source, GridSource)
     assert len(source) == 8
     assert source.groups == (0, 0, 0, 0, 1, 1, 1, 1)
-    samples = list(source.samples(model, told.__setitem__))
-    assert set(told) == {VAL.format(99)}
+    samples = list(source.samples(model, reported.__setitem__))
+    assert set(reported) == {VAL.format(99)}
     assert [sample.index for sample in samples] == list(range(8))
     for sample in samples:
         assert sample.target == sample.label
@@ -217,7 +217,7 @@ def test_quads_are_grids_of_different_classes(tmp_path: Path, model: vt.VisionMo
         assert np.mean(sample.annotation.mask) == 0.25  # type: ignore[arg-type]
     assert sum(np.asarray(sample.annotation.mask, int) for sample in samples[:4]).min() == 1  # type: ignore[union-attr]
     more = open_source("quad-imagenet", tmp_path, images=3, seed=4)
-    assert [sample.label for sample in more.samples(model, told.__setitem__)][:8] == [
+    assert [sample.label for sample in more.samples(model, reported.__setitem__)][:8] == [
         sample.label for sample in samples
     ]
     assert more.digest != source.digest

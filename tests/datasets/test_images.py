@@ -78,10 +78,10 @@ def test_every_form_gives_the_same_explanation(model: vt.VisionModel, path: Path
         "tensor": tensor_of(model, 1),
     }
     for name, form in forms.items():
-        found = explained(model, form)
-        assert isinstance(found, vt.Explanation), name
-        torch.testing.assert_close(found.map, expected, rtol=0, atol=1e-6, msg=name)
-        assert found.image.tobytes() == model.preprocess.resize_and_crop(photograph(1))[0].tobytes(), name
+        actual = explained(model, form)
+        assert isinstance(actual, vt.Explanation), name
+        torch.testing.assert_close(actual.map, expected, rtol=0, atol=1e-6, msg=name)
+        assert actual.image.tobytes() == model.preprocess.resize_and_crop(photograph(1))[0].tobytes(), name
 
 
 def test_where_a_picture_comes_from(model: vt.VisionModel, path: Path) -> None:
@@ -92,8 +92,8 @@ def test_where_a_picture_comes_from(model: vt.VisionModel, path: Path) -> None:
     assert (held.name, held.path, held.box) == ("image", None, box)
     assert held.original is not None
     assert held.original.tobytes() == photograph(1).tobytes()
-    (bare,) = load_images(tensor_of(model, 1), model)
-    assert (bare.name, bare.path, bare.box, bare.original) == ("input-0", None, None, None)
+    (minimal,) = load_images(tensor_of(model, 1), model)
+    assert (minimal.name, minimal.path, minimal.box, minimal.original) == ("input-0", None, None, None)
 
 
 # -- many pictures -------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ def test_forms_of_many(model: vt.VisionModel, folder: Path) -> None:
     }
     for name, form in forms.items():
         for batch_size in (None, 2):
-            found = vt.explain(model, form(), METHOD, 2, batch_size=batch_size)
-            assert isinstance(found, list), name
-            assert len(found) == 3, name
-            for each, map in zip(found, expected, strict=True):
-                torch.testing.assert_close(each.map, map, rtol=0, atol=1e-5, msg=name)
+            actual = vt.explain(model, form(), METHOD, 2, batch_size=batch_size)
+            assert isinstance(actual, list), name
+            assert len(actual) == 3, name
+            for item, map in zip(actual, expected, strict=True):
+                torch.testing.assert_close(item.map, map, rtol=0, atol=1e-5, msg=name)
 
 
 def test_no_tensor_of_an_inner_list_is_lost(model: vt.VisionModel) -> None:
@@ -134,39 +134,39 @@ def test_no_tensor_of_an_inner_list_is_lost(model: vt.VisionModel) -> None:
 @pytest.mark.parametrize("form", ["list", "folder", "array", "tensor"])
 def test_one_of_many_is_still_many(model: vt.VisionModel, path: Path, form: str) -> None:
     sources = {"list": [path], "folder": path.parent, "array": pixels(1)[None], "tensor": tensor_of(model, 1)[None]}
-    found = explained(model, sources[form])
-    assert isinstance(found, list)
-    assert len(found) == 1
+    actual = explained(model, sources[form])
+    assert isinstance(actual, list)
+    assert len(actual) == 1
 
 
 def test_a_folder_is_read_in_order(model: vt.VisionModel, folder: Path) -> None:
     assert [file.name for file in image_files(folder)] == ["a.bmp", "b.PNG", "c.tiff"]
     assert image_files(str(folder / "b.PNG")) == [folder / "b.PNG"]
-    assert [each.name for each in explained(model, folder)] == ["a.bmp", "b.PNG", "c.tiff"]
+    assert [item.name for item in explained(model, folder)] == ["a.bmp", "b.PNG", "c.tiff"]
 
 
 def test_targets_go_with_their_pictures(model: vt.VisionModel, folder: Path) -> None:
-    found = vt.explain(model, folder, METHOD, [4, 0, 1], batch_size=2)
-    assert [each.target for each in found] == [4, 0, 1]
-    for each, seed in zip(found, (1, 2, 3), strict=True):
-        alone = vt.explain(model, photograph(seed), METHOD, each.target)
-        torch.testing.assert_close(each.map, alone.map, rtol=0, atol=1e-5)
+    actual = vt.explain(model, folder, METHOD, [4, 0, 1], batch_size=2)
+    assert [item.target for item in actual] == [4, 0, 1]
+    for item, seed in zip(actual, (1, 2, 3), strict=True):
+        alone = vt.explain(model, photograph(seed), METHOD, item.target)
+        torch.testing.assert_close(item.map, alone.map, rtol=0, atol=1e-5)
     with pytest.raises(TargetError, match="2 targets for 3 images"):
         vt.explain(model, folder, METHOD, [4, 0])
 
 
 @pytest.mark.parametrize("target", [np.int64(3), torch.tensor(3), np.array([3, 3]), torch.tensor([3, 3]), (3, "3")])
 def test_forms_of_a_target(model: vt.VisionModel, target: Any) -> None:
-    found = vt.explain(model, images(model.module, 2), METHOD, target, batch_size=1)
-    assert [each.target for each in found] == [3, 3]
+    actual = vt.explain(model, images(model.module, 2), METHOD, target, batch_size=1)
+    assert [item.target for item in actual] == [3, 3]
 
 
 def test_progress_counts_pictures(model: vt.VisionModel, folder: Path) -> None:
-    told: list[tuple[float, int | None]] = []
-    vt.explain(model, folder, METHOD, batch_size=2, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (3, 3)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert (2, 3) in told
+    reported: list[tuple[float, int | None]] = []
+    vt.explain(model, folder, METHOD, batch_size=2, progress=lambda done, total: reported.append((done, total)))
+    assert reported[-1] == (3, 3)
+    assert [done for done, _ in reported] == sorted(done for done, _ in reported)
+    assert (2, 3) in reported
 
 
 def test_pictures_are_read_when_they_are_needed(model: vt.VisionModel) -> None:
@@ -174,10 +174,10 @@ def test_pictures_are_read_when_they_are_needed(model: vt.VisionModel) -> None:
         yield photograph(1)
         raise ZeroDivisionError
 
-    found = vt.iter_explanations(model, endless(), METHOD, batch_size=1)
-    assert next(found).name == "image-0"
+    actual = vt.iter_explanations(model, endless(), METHOD, batch_size=1)
+    assert next(actual).name == "image-0"
     with pytest.raises(ZeroDivisionError):
-        next(found)
+        next(actual)
 
 
 # -- kinds of files ------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_pictures_are_turned_upright(model: vt.VisionModel, tmp_path: Path, orie
     Image.fromarray(np.ascontiguousarray(stored)).save(place, exif=exif)
     np.testing.assert_array_equal(np.asarray(open_image(place)), upright)
     expected = explained(model, upright)
-    found = explained(model, Image.open(place) if opened else place)
-    torch.testing.assert_close(found.map, expected.map)
+    actual = explained(model, Image.open(place) if opened else place)
+    torch.testing.assert_close(actual.map, expected.map)
 
 
 RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
@@ -229,9 +229,9 @@ RAMP = np.linspace(0, 255, 64 * 64).astype(np.uint8).reshape(64, 64)
 )
 def test_modes_of_files(tmp_path: Path, stored: Image.Image, suffix: str, tolerance: int) -> None:
     stored.save(tmp_path / f"ramp.{suffix}")
-    found = open_image(tmp_path / f"ramp.{suffix}")
-    assert found.mode == "RGB"
-    off = np.abs(np.asarray(found, int) - RAMP[..., None])
+    actual = open_image(tmp_path / f"ramp.{suffix}")
+    assert actual.mode == "RGB"
+    off = np.abs(np.asarray(actual, int) - RAMP[..., None])
     assert off.max() <= tolerance
 
 

@@ -54,14 +54,14 @@ def test_mura_reads_the_names_of_studies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", ["cifar10", "cifar100"])
 def test_cifar_pickles_and_bytes_are_the_same(tmp_path: Path, word: str, protocol: int) -> None:
     ten = word == "cifar10"
-    shown = np.random.default_rng(1).integers(0, 255, (3, 32, 32, 3), dtype=np.uint8)
-    data, own = shown.transpose(0, 3, 1, 2).reshape(3, -1), [3, 9, 0]
-    told = {b"data": data, b"labels" if ten else b"fine_labels": own, b"filenames": [b"x.png"] * 3}
+    visible = np.random.default_rng(1).integers(0, 255, (3, 32, 32, 3), dtype=np.uint8)
+    data, own = visible.transpose(0, 3, 1, 2).reshape(3, -1), [3, 9, 0]
+    reported = {b"data": data, b"labels" if ten else b"fine_labels": own, b"filenames": [b"x.png"] * 3}
     pickles = tmp_path / "p" / ("cifar-10-batches-py" if ten else "cifar-100-python")
     bytes_ = tmp_path / "b" / ("cifar-10-batches-bin" if ten else "cifar-100-binary")
     pickles.mkdir(parents=True)
     bytes_.mkdir(parents=True)
-    (pickles / ("test_batch" if ten else "test")).write_bytes(pickle.dumps(told, protocol))
+    (pickles / ("test_batch" if ten else "test")).write_bytes(pickle.dumps(reported, protocol))
     words = [f"kind {number}".encode() for number in range(10 if ten else 100)]
     meta = {b"label_names" if ten else b"fine_label_names": words}
     (pickles / ("batches.meta" if ten else "meta")).write_bytes(pickle.dumps(meta, protocol))
@@ -71,7 +71,7 @@ def test_cifar_pickles_and_bytes_are_the_same(tmp_path: Path, word: str, protoco
     assert labels(one) == labels(two) == {"test-00000": 3, "test-00001": 9, "test-00002": 0}
     assert one.digest == two.digest
     assert one.names[1] == "kind 1"
-    for a, b, image in zip(one.entries, two.entries, shown, strict=True):
+    for a, b, image in zip(one.entries, two.entries, visible, strict=True):
         assert np.array_equal(np.asarray(a.open()), image)
         assert np.array_equal(np.asarray(b.open()), image)
     with pytest.raises(ImageError, match=f"^{word}: .*but there is no {'data_batch_1' if ten else 'train'}"):
@@ -133,9 +133,9 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionM
     named = open_source("coco", tmp_path, classes="coco")
     assert [entry.label for entry in named.entries] == ["cat", "zebra", "giraffe", "banana"]
     assert named.names == ("banana", "cat", "giraffe", "zebra")
-    given = open_source("coco", tmp_path, images=1).evaluate_options(model)
-    assert given["groups"] == [3, 3]
-    assert given["labels"] == [cat.label, 340]
+    options_passed = open_source("coco", tmp_path, images=1).evaluate_options(model)
+    assert options_passed["groups"] == [3, 3]
+    assert options_passed["labels"] == [cat.label, 340]
     (tmp_path / "annotations" / "instances_val2017.json").write_text(
         '{"images": [], "annotations": [{}], "categories": []}'
     )
@@ -146,10 +146,10 @@ def test_coco_entries_are_categories_of_images(tmp_path: Path, model: vt.VisionM
 def test_the_table_of_coco_has_every_category_and_names_no_class_twice(shared: Path) -> None:
     rows = table("coco.json")
     classes = json.loads((shared / "imagenet-classes.json").read_text())
-    every = [each for some in rows.values() for each in some]
+    every = [item for subset in rows.values() for item in subset]
     assert len(rows) == 80
     assert len(every) == len(set(every))
-    assert sum(not some for some in rows.values()) == 21
+    assert sum(not subset for subset in rows.values()) == 21
     same = {"zebra", "banana", "broccoli", "pizza", "orange", "vase", "toaster", "umbrella", "backpack", "cup"}
     for word in same:
         assert word in [name.strip() for kind in rows[word] for name in classes[kind].split(",")]
@@ -209,28 +209,28 @@ def test_run_lengths() -> None:
         assert np.array_equal(
             decode_segmentation({"counts": packed(runs), "size": [height, width]}, (height, width)), mask
         )
-    for wrong, said in (
+    for wrong, message in (
         ([3], "runs of 3 pixels"),
         ([-1, 5], "runs of 4"),
         ("é", "no letter"),
         ("P", "middle of a number"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             decode_rle(wrong, (2, 2))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pycocotools") is None, reason="needs pycocotools")
 def test_run_lengths_are_those_of_pycocotools() -> None:
-    from pycocotools import mask as theirs  # type: ignore[import-not-found]
+    from pycocotools import mask as coco_mask  # type: ignore[import-not-found]
 
     rng = np.random.default_rng(5)
     mask = (rng.random((50, 70)) > 0.7).astype(np.uint8)
-    told = theirs.encode(np.asfortranarray(mask))
-    assert np.array_equal(decode_rle(told["counts"].decode(), (50, 70)), mask.astype(bool))
+    reported = coco_mask.encode(np.asfortranarray(mask))
+    assert np.array_equal(decode_rle(reported["counts"].decode(), (50, 70)), mask.astype(bool))
     corners = [[10.3, 4.2], [60.1, 12.7], [44.4, 45.5], [15.0, 30.9]]
     polygon = [value for corner in corners for value in corner]
     own = decode_segmentation([polygon], (50, 70))
-    other = theirs.decode(theirs.merge(theirs.frPyObjects([polygon], 50, 70))).astype(bool)
+    other = coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects([polygon], 50, 70))).astype(bool)
     assert (own != other).sum() < 0.05 * other.sum()
 
 
@@ -252,18 +252,18 @@ def test_a_folder_of_datasets(tmp_path: Path, model: vt.VisionModel) -> None:
     (tmp_path / "1.png").write_bytes(b"broken")
     rows = [{"bytes": Path(file).read_bytes(), "path": None} for file in files]
     kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["b", "a"])})
-    plain = pyarrow.Table.from_pydict({"image": rows, "label": [1, 0, 1]}, schema=kinds.arrow_schema)
-    made = datasets.Dataset(plain, fingerprint="three")  # some versions cannot digest a table themselves
-    made.save_to_disk(tmp_path / "saved")
+    reference = pyarrow.Table.from_pydict({"image": rows, "label": [1, 0, 1]}, schema=kinds.arrow_schema)
+    result = datasets.Dataset(reference, fingerprint="three")  # some versions cannot digest a table themselves
+    result.save_to_disk(tmp_path / "saved")
     source = open_source("hf", tmp_path / "saved")
     assert labels(source) == {"000000": 1, "000001": 0, "000002": 1}
     assert source.names == ("b", "a")
-    told: dict[str, str] = {}
-    samples = list(source.samples(model, told.__setitem__))
+    reported: dict[str, str] = {}
+    samples = list(source.samples(model, reported.__setitem__))
     assert [sample.image.name for sample in samples] == ["000000", "000002"]
-    assert set(told) == {"000001"}
+    assert set(reported) == {"000001"}
     assert np.array_equal(np.asarray(source.entries[2].open()), np.asarray(Image.open(files[2])))
-    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "both")
+    datasets.DatasetDict({"train": result, "test": result}).save_to_disk(tmp_path / "both")
     with pytest.raises(ImageError, match=r"^hf: .*one split, but it has train, test"):
         open_source("hf", tmp_path / "both")
     assert len(open_source("hf", tmp_path / "both", split="test")) == 3

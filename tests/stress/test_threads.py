@@ -41,19 +41,19 @@ def threads_agree(threads: int, methods: list[str], families: list[str], seconds
     """Let threads explain the same inputs again and again beside one that calls the models plainly."""
     models = {family: EVERY[family]() for family in families}
     inputs = {family: images(model, 2) for family, model in models.items()}
-    jobs = [(family, how) for family in families for how in methods]
+    jobs = [(family, method) for family in families for method in methods]
     expected = {job: attributed(models[job[0]], inputs[job[0]], job[1]) for job in jobs}
     with torch.no_grad():
-        plain = {family: logits(model(inputs[family])) for family, model in models.items()}
+        reference = {family: logits(model(inputs[family])) for family, model in models.items()}
     end, wrong, done = time.monotonic() + seconds, [], [0]
     stop = threading.Event()
 
     def explain(start: int) -> None:
         place = start
         while time.monotonic() < end:
-            family, how = jobs[place % len(jobs)]
-            if not torch.equal(attributed(models[family], inputs[family], how), expected[family, how]):
-                wrong.append((family, how))
+            family, method = jobs[place % len(jobs)]
+            if not torch.equal(attributed(models[family], inputs[family], method), expected[family, method]):
+                wrong.append((family, method))
             place += 1
             done[0] += 1
 
@@ -61,26 +61,26 @@ def threads_agree(threads: int, methods: list[str], families: list[str], seconds
         while not stop.is_set():
             for family, model in models.items():
                 with torch.no_grad():
-                    if not torch.equal(logits(model(inputs[family])), plain[family]):
+                    if not torch.equal(logits(model(inputs[family])), reference[family]):
                         wrong.append((family, "plain call"))
 
     caller = threading.Thread(target=call)
     caller.start()
     with ThreadPoolExecutor(threads) as pool:
-        for each in [pool.submit(explain, number * 3) for number in range(threads)]:
-            each.result()
+        for item in [pool.submit(explain, number * 3) for number in range(threads)]:
+            item.result()
     stop.set()
     caller.join()
     assert not wrong, wrong[:5]
     return done[0]
 
 
-def attributed(model: Any, inputs: Tensor, how: str) -> Tensor:
-    return vt.get_method(how).attribute(model, inputs, target=1)
+def attributed(model: Any, inputs: Tensor, method: str) -> Tensor:
+    return vt.get_method(method).attribute(model, inputs, target=1)
 
 
-def logits(found: Any) -> Tensor:
-    return found if isinstance(found, Tensor) else found.logits
+def logits(actual: Any) -> Tensor:
+    return actual if isinstance(actual, Tensor) else actual.logits
 
 
 def test_threads_do_not_see_each_other() -> None:
@@ -107,19 +107,19 @@ def test_a_plain_call_beside_coiba_in_training_mode() -> None:
 def test_a_twin_is_the_model_and_shares_its_weights(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     model.module.requires_grad_(False)  # it decides which kernel a product takes
-    inputs, twin = images(model, 2), model.shared_copy()
+    inputs, copy = images(model, 2), model.shared_copy()
     with torch.no_grad():
         assert torch.equal(
-            twin.forward_head(twin.forward_blocks(twin.embed(inputs))),
+            copy.forward_head(copy.forward_blocks(copy.embed(inputs))),
             model.forward_head(model.forward_blocks(model.embed(inputs))),
         )
-    ours, theirs = dict(twin.module.named_parameters()), dict(model.module.named_parameters())
-    assert ours.keys() == theirs.keys()
+    ours, others_own = dict(copy.module.named_parameters()), dict(model.module.named_parameters())
+    assert ours.keys() == others_own.keys()
     for name, weight in ours.items():
-        assert weight.data_ptr() == theirs[name].data_ptr()
-        assert weight is not theirs[name]
+        assert weight.data_ptr() == others_own[name].data_ptr()
+        assert weight is not others_own[name]
         assert not weight.requires_grad
-    assert not {id(module) for module in twin.module.modules()} & {id(module) for module in model.module.modules()}
+    assert not {id(module) for module in copy.module.modules()} & {id(module) for module in model.module.modules()}
     with torch.no_grad():
-        next(iter(theirs.values())).mul_(1.5)  # training goes on, and is seen
-        assert torch.equal(twin.embed(inputs), model.embed(inputs))
+        next(iter(others_own.values())).mul_(1.5)  # training goes on, and is seen
+        assert torch.equal(copy.embed(inputs), model.embed(inputs))

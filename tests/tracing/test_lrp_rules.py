@@ -70,7 +70,7 @@ def signed(value: Tensor, eps: float) -> Tensor:
 def slow(name: str, x: Tensor, weight: Tensor, bias: Tensor, sent: Tensor) -> Tensor:
     """Each rule for one input vector, input by input and output by output."""
     arrived = torch.zeros_like(x)
-    low, high = x.min(), x.max()
+    low, upper = x.min(), x.max()
     for j in range(len(weight)):
         w, b = weight[j], bias[j]
         if name == "epsilon":
@@ -89,7 +89,7 @@ def slow(name: str, x: Tensor, weight: Tensor, bias: Tensor, sent: Tensor) -> Te
             offset = b + gamma * (b if torch.sign(b) == same else 0)
             arrived += part / signed(part.sum() + offset, 1e-6) * sent[j]
         elif name == "zbox":
-            part = x * w - low * w.clamp(min=0) - high * w.clamp(max=0)
+            part = x * w - low * w.clamp(min=0) - upper * w.clamp(max=0)
             arrived += part / (part.sum() + 1e-9) * sent[j]
         elif name == "flat":
             arrived += sent[j] / len(x)
@@ -136,10 +136,10 @@ def test_a_convolution_is_a_linear_layer_of_patches(name: str) -> None:
         pytest.skip("compared in the next test")
     for row in range(2):
         for down in range(2):
-            for across in range(2):
-                at = (slice(None), slice(2 * down, 2 * down + 2), slice(2 * across, 2 * across + 2))
+            for column in range(2):
+                at = (slice(None), slice(2 * down, 2 * down + 2), slice(2 * column, 2 * column + 2))
                 expected = slow(
-                    name, x[row][at].detach().flatten(), weight.flatten(1), bias, sent[row, :, down, across]
+                    name, x[row][at].detach().flatten(), weight.flatten(1), bias, sent[row, :, down, column]
                 )
                 torch.testing.assert_close(arrived[row][at].flatten(), expected, rtol=1e-9, atol=1e-12)
 
@@ -148,14 +148,14 @@ def test_the_box_is_that_of_each_image() -> None:
     x, weight = numbers(2, 3, 4, 4), numbers(5, 3, 2, 2, seed=1)
     _, sent, arrived = relevance(ZBox(), "embedding", F.conv2d, x, weight, None, stride=2)
     for row in range(2):
-        low, high = x[row].min().item(), x[row].max().item()
+        low, upper = x[row].min().item(), x[row].max().item()
         for down in range(2):
-            for across in range(2):
-                at = (slice(None), slice(2 * down, 2 * down + 2), slice(2 * across, 2 * across + 2))
+            for column in range(2):
+                at = (slice(None), slice(2 * down, 2 * down + 2), slice(2 * column, 2 * column + 2))
                 patch, expected = x[row][at].detach(), torch.zeros(3, 2, 2, dtype=torch.float64)
                 for j in range(5):
-                    part = patch * weight[j] - low * weight[j].clamp(min=0) - high * weight[j].clamp(max=0)
-                    expected += part / (part.sum() + 1e-9) * sent[row, j, down, across]
+                    part = patch * weight[j] - low * weight[j].clamp(min=0) - upper * weight[j].clamp(max=0)
+                    expected += part / (part.sum() + 1e-9) * sent[row, j, down, column]
                 torch.testing.assert_close(arrived[row][at], expected, rtol=1e-9, atol=1e-12)
 
 
@@ -222,7 +222,7 @@ def test_sums_of_the_release(rescaled: bool) -> None:
     one, other = numbers(2, 3, 4), numbers(2, 3, 4, seed=1)
     _, sent, a, b = relevance(Add(rescaled), "add", torch.add, one, other)
     for image in range(2):
-        parts = [each[image].detach() for each in (one, other)]
+        parts = [entry[image].detach() for entry in (one, other)]
         shares = [part * safe(sent[image], parts[0] + parts[1]) for part in parts]
         if rescaled:
             totals = [share.sum() for share in shares]
@@ -277,11 +277,11 @@ def test_matrix_products() -> None:
 def test_attention() -> None:
     q, k, v, sent = (numbers(1, 1, 4, 3, seed=seed) for seed in range(4))
     attention = (q @ k.transpose(-2, -1)).softmax(dim=-1)
-    found: Flows = UniformAttention().backward(attention, q, k, v, 1.0, sent)
+    actual: Flows = UniformAttention().backward(attention, q, k, v, 1.0, sent)
     weights, values = slow_product(attention[0, 0], v[0, 0], sent[0, 0])
-    torch.testing.assert_close((found.attention[0, 0], found.v[0, 0]), (weights, values))  # type: ignore[index]
+    torch.testing.assert_close((actual.attention[0, 0], actual.v[0, 0]), (weights, values))  # type: ignore[index]
     queries, keys = slow_product(q[0, 0], k[0, 0].T, weights)
-    torch.testing.assert_close((found.q[0, 0], found.k[0, 0]), (queries, keys.T))  # type: ignore[index]
+    torch.testing.assert_close((actual.q[0, 0], actual.k[0, 0]), (queries, keys.T))  # type: ignore[index]
     held = ValueAttention().backward(attention, q, k, v, 1.0, sent)
     assert held.q is None
     assert held.k is None
@@ -341,7 +341,7 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("linaer=gamma", "linaer=gamma"),
         ("linear", "'linear'"),
@@ -354,6 +354,6 @@ def test_every_word_of_the_vocabulary_makes_a_table() -> None:
         ("attention=identity", "is not one of epsilon, uniform"),
     ],
 )
-def test_words_that_mean_no_rule(text: str, told: str) -> None:
-    with pytest.raises(SpecError, match=told):
+def test_words_that_mean_no_rule(text: str, reported: str) -> None:
+    with pytest.raises(SpecError, match=reported):
         vt.get_method(f'lrp(rules="{text}")')

@@ -65,8 +65,8 @@ def test_values_and_gradients_of_every_site(family, fused):
         expected = getattr(run, POINTS[point])
         if grad:
             expected = torch.autograd.grad(run.logits[:, 1].sum(), expected, retain_graph=True)
-        for found, wanted in zip(cache[keep], expected, strict=True):
-            assert torch.allclose(found, wanted, atol=1e-10), (point, grad)
+        for actual, wanted in zip(cache[keep], expected, strict=True):
+            assert torch.allclose(actual, wanted, atol=1e-10), (point, grad)
 
 
 @pytest.mark.parametrize("family", ["vit", "deit3"])
@@ -79,11 +79,11 @@ def test_branch_outputs_add_up_to_the_residual_stream(family):
         for point in ("resid_pre", "attn", "norm2", "mlp", "resid_post")
     }
     cache = session(model).run_pass(Pass(tuple(keeps.values())))
-    found = {point: cache[keep] for point, keep in keeps.items()}
+    actual = {point: cache[keep] for point, keep in keeps.items()}
     for layer, block in enumerate(model.blocks):
-        middle = found["resid_pre"][layer] + found["attn"][layer]
-        assert torch.allclose(middle + found["mlp"][layer], found["resid_post"][layer])
-        assert torch.allclose(reference_vit.norm(block.norm2, middle), found["norm2"][layer])
+        middle = actual["resid_pre"][layer] + actual["attn"][layer]
+        assert torch.allclose(middle + actual["mlp"][layer], actual["resid_post"][layer])
+        assert torch.allclose(reference_vit.norm(block.norm2, middle), actual["norm2"][layer])
 
 
 def test_gradients_of_branches_are_those_of_the_block_output():
@@ -99,11 +99,11 @@ def test_ten_methods_cost_one_forward_and_one_backward():
     asked = ["raw_attention", "rollout", "generic", "attcam", "gradient", "ixg", "gradcam", "hirescam"]
     asked += ["plus(ixg)", "skipplus(ixg)"]
     count, live = Count(model), session(model)
-    together = compute_attributions(live, [vt.get_method(each) for each in asked])
+    together = compute_attributions(live, [vt.get_method(item) for item in asked])
     assert (count.embeds, count.blocks) == (1, len(model.blocks))
-    for spec, found in zip(asked, together, strict=True):
+    for spec, actual in zip(asked, together, strict=True):
         alone = vt.get_method(spec).attribute(model, images(model, 2), target=1)
-        assert torch.allclose(found.map, alone, atol=1e-6)
+        assert torch.allclose(actual.map, alone, atol=1e-6)
 
 
 def test_the_frozen_network_is_a_second_pass_and_only_one():
@@ -121,8 +121,8 @@ def test_what_needs_no_gradient_rides_along():
     (merged,) = merge([forward_only, frozen, forward_only])
     assert merged.composite == LINEARIZED
     assert set(merged.records) == {*forward_only.records, *frozen.records}
-    plain, other = merge([Pass((Record("resid_pre", dot, (1,)),)), frozen])
-    assert (plain.composite, other.composite) == (GRADIENT, LINEARIZED)
+    reference, other = merge([Pass((Record("resid_pre", dot, (1,)),)), frozen])
+    assert (reference.composite, other.composite) == (GRADIENT, LINEARIZED)
 
 
 def test_equal_wishes_are_united_over_layers():
@@ -133,8 +133,8 @@ def test_equal_wishes_are_united_over_layers():
 def test_a_trace_is_reused_and_a_wider_wish_is_not_missed():
     model = FAMILIES["vit"]()
     count, live = Count(model), session(model)
-    wide = Pass((Record("resid_pre", dot, (0, 1, 2)),))
-    first = live.run_pass(wide)
+    larger = Pass((Record("resid_pre", dot, (0, 1, 2)),))
+    first = live.run_pass(larger)
     assert live.run_pass(Pass((Record("resid_pre", dot, (1,)),))) is first
     assert live.logits is first.logits
     assert count.embeds == 1
@@ -146,14 +146,14 @@ def test_several_targets_share_one_forward():
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
     keep = Record("attn_weights", positive, (0, 1, 2))
-    plain = Record("attn_weights", head_mean, (1,), grad=False)
+    weights = Record("attn_weights", head_mean, (1,), grad=False)
     count = Count(model)
-    caches = run_for_targets(vision_model, x, Pass((keep, plain)), [Target.of(vision_model, 2, c) for c in range(5)])
+    caches = run_for_targets(vision_model, x, Pass((keep, weights)), [Target.of(vision_model, 2, c) for c in range(5)])
     assert count.embeds == 1
     for target, cache in enumerate(caches):
-        alone = Context(vision_model, x, Target.of(vision_model, 2, target)).run_pass(Pass((keep, plain)))
+        alone = Context(vision_model, x, Target.of(vision_model, 2, target)).run_pass(Pass((keep, weights)))
         assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(cache[keep], alone[keep], strict=True))
-        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(cache[plain], alone[plain], strict=True))
+        assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(cache[weights], alone[weights], strict=True))
 
 
 def test_the_backward_ends_at_the_lowest_layer_asked_for():
@@ -217,12 +217,12 @@ def test_attention_backward_with_masks_and_grouped_heads(kind):
     ones = [x.clone().requires_grad_() for x in (q, k, v)]
     twos = [x.clone().requires_grad_() for x in (q, k, v)]
     mine = Attend.apply(*ones, call)
-    theirs = F.scaled_dot_product_attention(*twos, mask, 0.0, causal, scale=scale)
-    assert torch.equal(mine, theirs)
-    assert torch.allclose(call.weights(q, k) @ v, theirs)
+    others_own = F.scaled_dot_product_attention(*twos, mask, 0.0, causal, scale=scale)
+    assert torch.equal(mine, others_own)
+    assert torch.allclose(call.weights(q, k) @ v, others_own)
     upstream = torch.randn(mine.shape, generator=generator, dtype=torch.float64)
     for a, b in zip(
-        torch.autograd.grad(mine, ones, upstream), torch.autograd.grad(theirs, twos, upstream), strict=True
+        torch.autograd.grad(mine, ones, upstream), torch.autograd.grad(others_own, twos, upstream), strict=True
     ):
         assert torch.allclose(a, b, atol=1e-12)
 
@@ -304,7 +304,7 @@ def test_out_of_memory_halves_and_goes_on():
             raise torch.OutOfMemoryError("too much")
         return list(range(start, stop))
 
-    assert [each for part in in_parts(work, 7, 7) for each in part] == list(range(7))
+    assert [item for part in in_parts(work, 7, 7) for item in part] == list(range(7))
     assert tried == [(0, 7), (0, 3), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7)]
     with pytest.raises(torch.OutOfMemoryError):
         in_parts(lambda a, b: (_ for _ in ()).throw(torch.OutOfMemoryError("always")), 4, 4)

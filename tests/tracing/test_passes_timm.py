@@ -22,7 +22,7 @@ COLUMNS = [family for family in EVERY if not family.startswith("swin")]
 SWIN = ["swin", "swinv2"]
 
 
-def wide(family: str) -> Any:
+def build_model(family: str) -> Any:
     model = EVERY[family]()
     return model if family.startswith("mixed") else model.double()  # timm's learnt rotations know only single precision
 
@@ -44,19 +44,19 @@ def session(model: nn.Module) -> Context:
 @pytest.mark.parametrize("family", COLUMNS)
 def test_attention_as_timm_computes_it_in_the_open(family: str) -> None:
     """Softmax without the fused kernel, seen by a hook where its dropout would be; and its gradient."""
-    model = wide(family)
+    model = build_model(family)
     layers = tuple(range(len(model.blocks)))
     keeps = [
         Record("attn_weights", activation_grad if grad else activation_value, layers, grad) for grad in (False, True)
     ]
-    found = session(model).run_pass(Pass(tuple(keeps)))
+    actual = session(model).run_pass(Pass(tuple(keeps)))
     seen: list[Tensor] = []
     for block in model.blocks:
         block.attn.fused_attn = False
-        block.attn.attn_drop.register_forward_hook(lambda module, given, out: seen.append(out))
+        block.attn.attn_drop.register_forward_hook(lambda module, options_passed, out: seen.append(out))
     score = model(images(model, 2))[:, 1].sum()
     for keep, expected in zip(keeps, (seen, torch.autograd.grad(score, seen)), strict=True):
-        for one, other in zip(found[keep], expected, strict=True):
+        for one, other in zip(actual[keep], expected, strict=True):
             torch.testing.assert_close(one, other.detach(), rtol=0, atol=near(family))
 
 
@@ -128,17 +128,17 @@ def frozen_copy(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("family", [f for f in EVERY if f != "map"])  # its pooling attends without a module to swap
 def test_frozen_gradients_at_every_block(family: str) -> None:
-    model = wide(family)
+    model = build_model(family)
     layers = tuple(range(vt.wrap(model).depth))
     keep = Record("resid_pre", activation_grad, layers)
-    found = session(model).run_pass(Pass((keep,), LINEARIZED))
+    actual = session(model).run_pass(Pass((keep,), LINEARIZED))
     vision_model = vt.wrap(frozen_copy(model))
     tokens, inputs = vision_model.embed(images(model, 2)), []
     for layer in layers:
         inputs.append(tokens)
         tokens = vision_model.forward_block(layer, tokens)
     score = vision_model.forward_head(tokens)[:, 1].sum()
-    for one, other in zip(found[keep], torch.autograd.grad(score, inputs), strict=True):
+    for one, other in zip(actual[keep], torch.autograd.grad(score, inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=near(family))
 
 
@@ -173,17 +173,17 @@ def eva02_block(block: Any, x: Tensor, angles: Tensor) -> Tensor:
 
 
 def test_frozen_eva02_by_hand() -> None:
-    model = wide("eva02")
+    model = build_model("eva02")
     keep = Record("resid_pre", activation_grad, (0, 1, 2))
     live = session(model)
-    found = live.run_pass(Pass((keep,), LINEARIZED))
+    actual = live.run_pass(Pass((keep,), LINEARIZED))
     tokens, inputs = vt.wrap(model).embed(images(model, 2)), []
     for block in model.blocks:
         inputs.append(tokens)
         tokens = eva02_block(block, tokens, model.rope.get_embed())
     logits = model.head(held_norm(model.fc_norm, tokens[:, 1:].mean(dim=1)))
     torch.testing.assert_close(logits, model(images(model, 2)), rtol=0, atol=1e-10)
-    for one, other in zip(found[keep], torch.autograd.grad(logits[:, 1].sum(), inputs), strict=True):
+    for one, other in zip(actual[keep], torch.autograd.grad(logits[:, 1].sum(), inputs), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
@@ -204,7 +204,7 @@ def test_frozen_logits_are_the_models_own(family: str) -> None:
 @pytest.mark.parametrize("base", ["ixg", "decompx"])
 def test_layer_terms_are_those_of_the_subnetworks(family: str, base: str) -> None:
     """Inside the last stage, where all layers share a grid."""
-    model = wide(family)
+    model = build_model(family)
     vision_model = vt.wrap(model)
     start = vision_model.stages[-1].start if vision_model.stages else 0
     maps = [

@@ -27,10 +27,10 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
 
 def test_bits_are_those_of_splitmix64() -> None:
     key = 1234567
-    found = PRNGKey(torch.tensor([key])).bits(5)[0].tolist()
-    assert [each & MASK for each in found] == [mix((key + (p + 1) * 0x9E3779B97F4A7C15) & MASK) for p in range(5)]
-    known = PRNGKey(torch.tensor([0])).bits(2)[0].tolist()  # published first outputs for the state 0
-    assert [each & MASK for each in known] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    actual = PRNGKey(torch.tensor([key])).bits(5)[0].tolist()
+    assert [item & MASK for item in actual] == [mix((key + (p + 1) * 0x9E3779B97F4A7C15) & MASK) for p in range(5)]
+    names_seen = PRNGKey(torch.tensor([0])).bits(2)[0].tolist()  # published first outputs for the state 0
+    assert [item & MASK for item in names_seen] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
 
 
 def test_a_row_knows_neither_neighbours_nor_shape() -> None:
@@ -60,11 +60,11 @@ def test_default_dtype_and_device_do_not_matter() -> None:
     expected = PRNGKey.of_images(0, "p", x).normal(6)
     torch.set_default_dtype(torch.float64)
     try:
-        found = PRNGKey.of_images(0, "p", x.double().float()).normal(6)
+        actual = PRNGKey.of_images(0, "p", x.double().float()).normal(6)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, expected)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, expected)
     assert torch.equal(content_keys(x.double()), content_keys(x))
 
 
@@ -78,9 +78,9 @@ def test_a_gpu_draws_the_same() -> None:
 
 def test_large_draws_are_cut_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = PRNGKey.of_images(0, "p", images(7))
-    whole = draws.normal(11)
+    full = draws.normal(11)
     monkeypatch.setattr("vitreous.tracing.prng._CHUNK", 30)
-    assert torch.equal(draws.normal(11), whole)
+    assert torch.equal(draws.normal(11), full)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "3"])
@@ -118,8 +118,8 @@ def test_every_bit_is_fair() -> None:
         assert abs(share - 0.5) < 4 * 0.5 / math.sqrt(COUNT)
 
 
-@pytest.mark.parametrize("how", ["seeds", "images", "purposes", "steps", "places"])
-def test_streams_are_uncorrelated(how: str) -> None:
+@pytest.mark.parametrize("option", ["seeds", "images", "purposes", "steps", "places"])
+def test_streams_are_uncorrelated(option: str) -> None:
     """Neighbouring seeds, images that differ in one bit, purposes, steps, and the same stream one place later."""
     x, n = images(1), 50_000
     base = PRNGKey.of_images(0, "p", x)
@@ -132,7 +132,7 @@ def test_streams_are_uncorrelated(how: str) -> None:
         "purposes": PRNGKey.of_images(0, "q", x).normal(n)[0],
         "steps": base.at(1).normal(n)[0],
         "places": base.normal(n + 1)[0, 1:],
-    }[how].double()
+    }[option].double()
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 4 / math.sqrt(n)
     assert abs(float(torch.corrcoef(torch.stack([one**2, other**2]))[0, 1])) < 4 / math.sqrt(n)
 
@@ -145,5 +145,5 @@ def test_permutations_are_fair() -> None:
     counts = torch.unique(codes, return_counts=True)[1]
     assert len(counts) == 24
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
-    drawn = draws.below(7, 70_000)[0]
-    assert stats.chisquare(torch.bincount(drawn, minlength=7).numpy()).pvalue > 1e-3
+    sampled = draws.below(7, 70_000)[0]
+    assert stats.chisquare(torch.bincount(sampled, minlength=7).numpy()).pvalue > 1e-3

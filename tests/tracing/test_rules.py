@@ -44,7 +44,7 @@ def test_a_table_is_a_value() -> None:
         Pass((Record("resid_pre", activation_grad, (1,)),), one),
         Pass((INPUT,), LINEARIZED),
     ]
-    assert [each.composite for each in merge(passes)] == [one, LINEARIZED]
+    assert [item.composite for item in merge(passes)] == [one, LINEARIZED]
     assert set(OPERATIONS.values()) <= set(KINDS)
 
 
@@ -79,9 +79,9 @@ def test_every_kind_of_operation_can_be_given_a_rule(family: str) -> None:
     kinds = {"linear", "matmul", "add", "norm", "activation", "gate", "softmax", "conv", "embedding"}
     table = Composite.of(**{kind: Seen(kind, seen) for kind in kinds})
     with_image = Record("pixels", activation_grad)  # so that the embedding runs with a graph too
-    found = session(model).run_pass(Pass((INPUT, with_image), table))
-    torch.testing.assert_close(found[INPUT][0], expected, rtol=1e-4, atol=1e-5)
-    met = {each.split()[0] for each in seen}
+    actual = session(model).run_pass(Pass((INPUT, with_image), table))
+    torch.testing.assert_close(actual[INPUT][0], expected, rtol=1e-4, atol=1e-5)
+    met = {item.split()[0] for item in seen}
     assert {"linear", "add", "norm", "embedding"} <= met
     assert met & {"activation", "gate"}
     assert met & {"softmax"}  # fused attention is written out for it
@@ -114,7 +114,7 @@ class Damped(Rule):
 def test_a_modified_gradient(factor: float) -> None:
     """Against the model with its activations exchanged by hand."""
     model = FAMILIES["vit"]().double()
-    found = session(model).run_pass(Pass((INPUT,), Composite.of(activation=Damped(factor))))
+    actual = session(model).run_pass(Pass((INPUT,), Composite.of(activation=Damped(factor))))
 
     class Exchanged(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ def test_a_modified_gradient(factor: float) -> None:
     tokens = vision_model.embed(images(model, 2)).detach().requires_grad_()
     logits = vision_model.forward_head(vision_model.forward_blocks(tokens))
     (expected,) = torch.autograd.grad(logits[:, 1].sum(), tokens)
-    torch.testing.assert_close(found[INPUT][0], expected)
-    torch.testing.assert_close(found.logits, logits.detach())
+    torch.testing.assert_close(actual[INPUT][0], expected)
+    torch.testing.assert_close(actual.logits, logits.detach())
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class HalfEach(Rule):
 def test_rules_for_the_parts_of_attention() -> None:
     """The products and the softmax inside a fused attention, each under a rule of its own, against the same by hand."""
     model: Any = FAMILIES["vit"]().double()
-    found = session(model).run_pass(Pass((INPUT,), Composite.of(matmul=HalfEach(), softmax=Hold())))
+    actual = session(model).run_pass(Pass((INPUT,), Composite.of(matmul=HalfEach(), softmax=Hold())))
     vision_model = vt.wrap(model)
     tokens = first = vision_model.embed(images(model, 2)).detach().requires_grad_()
     for block in model.blocks:
@@ -155,7 +155,7 @@ def test_rules_for_the_parts_of_attention() -> None:
         tokens = tokens + block.attn.proj(mixed.transpose(1, 2).flatten(2))
         tokens = tokens + block.mlp(block.norm2(tokens))
     (expected,) = torch.autograd.grad(vision_model.forward_head(tokens)[:, 1].sum(), first)
-    torch.testing.assert_close(found[INPUT][0], expected)
+    torch.testing.assert_close(actual[INPUT][0], expected)
 
 
 # -- relevance ---------------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ class Shared(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
         out, *parts = ctx.saved_tensors
-        each = flows[0] / (out + 1e-9 * torch.where(out < 0, -1.0, 1.0))
-        return None, *(part * each for part in parts)
+        item = flows[0] / (out + 1e-9 * torch.where(out < 0, -1.0, 1.0))
+        return None, *(part * item for part in parts)
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class ToValues(AttentionRule):
 
     def backward(self, attention: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, flows: Tensor) -> Flows:
         out = attention @ v
-        each = flows / (out + 1e-9 * torch.where(out < 0, -1.0, 1.0))
-        return Flows(None, None, v * (attention.transpose(-2, -1) @ each))
+        item = flows / (out + 1e-9 * torch.where(out < 0, -1.0, 1.0))
+        return Flows(None, None, v * (attention.transpose(-2, -1) @ item))
 
 
 RELEVANCE = Composite.of(
@@ -258,9 +258,9 @@ def test_relevance_is_neither_made_nor_lost(family: str) -> None:
 def test_relevance_without_a_rule_is_an_error_and_not_a_gradient() -> None:
     model = FAMILIES["vit"]()
     for kind in RELEVANCE.kinds:
-        rest = Composite(tuple(pair for pair in RELEVANCE.table if pair[0] != kind), "relevance")
+        others = Composite(tuple(pair for pair in RELEVANCE.table if pair[0] != kind), "relevance")
         with pytest.raises(TracingError, match="no rule says how relevance passes"):
-            session(model).run_pass(Pass((INPUT,), rest))
+            session(model).run_pass(Pass((INPUT,), others))
     with pytest.raises(TracingError, match="no rule says how relevance passes mul in block 0"):
         session(FAMILIES["deit3"]()).run_pass(Pass((INPUT,), RELEVANCE))  # LayerScale
 
@@ -285,9 +285,9 @@ def test_a_value_is_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     live = session(model)
     ran = count_passes(monkeypatch)
     for value in ("prob", "logprob", "logit", "prob"):
-        found = live.run_pass(Pass((INPUT,), output=value))[INPUT][0]
+        actual = live.run_pass(Pass((INPUT,), output=value))[INPUT][0]
         alone = Context(live.model, live.inputs, Target.of(live.model, 2, 1, output=value)).run_pass(Pass((INPUT,)))
-        torch.testing.assert_close(found, alone[INPUT][0])
+        torch.testing.assert_close(actual, alone[INPUT][0])
     assert len(ran) == 3 + 4
     with pytest.raises(vt.VitreousError, match="is not one of"):
         Pass(output="probability")
@@ -297,7 +297,7 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
     from vitreous.methods import compute_attributions
 
     model = FAMILIES["vit"]()
-    for spelled, count in (
+    for specs, count in (
         (["vtranm", "vtranm(necc=false)"], 1),
         (["vtranm(output=logprob)", "logprob(ixg)", "logprob(generic)", "rollout"], 1),
         (["vtranm", "generic"], 2),
@@ -305,8 +305,8 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
     ):
         live = session(model)
         ran = count_passes(monkeypatch)
-        compute_attributions(live, [vt.get_method(each) for each in spelled])
-        assert len(ran) == count, spelled
+        compute_attributions(live, [vt.get_method(item) for item in specs])
+        assert len(ran) == count, specs
 
 
 @pytest.mark.parametrize(
@@ -327,6 +327,6 @@ def test_methods_of_one_value_share_their_pass(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_captions_name_the_value_that_was_explained(spec: str, asked: str, value: str) -> None:
     model = FAMILIES["vit"]()
-    found = vt.explain(model, images(model, 1)[0], spec, 1, output=asked)
-    assert (found.output, found.request.requested_output) == (value, asked)
-    assert f", {value} of " in found.caption
+    actual = vt.explain(model, images(model, 1)[0], spec, 1, output=asked)
+    assert (actual.output, actual.request.requested_output) == (value, asked)
+    assert f", {value} of " in actual.caption

@@ -24,13 +24,13 @@ from zoo import EVERY
 MODEL = ("timm/test_vit", "--no-pretrained", "--img-size", "32", "--device", "cpu")
 
 
-def plain(model: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
+def compute_moments(model: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[Tensor, Tensor]]:
     """Mean and unbiased deviation over the images, of every token and channel, from a bare forward with hooks."""
-    kept: dict[tuple[str, int], Tensor] = {}
+    recorded: dict[tuple[str, int], Tensor] = {}
 
     def keep(key: tuple[str, int]) -> Any:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            kept[key] = output.flatten(1, -2)
+            recorded[key] = output.flatten(1, -2)
 
         return hook
 
@@ -41,18 +41,18 @@ def plain(model: vt.VisionModel, inputs: Tensor) -> dict[tuple[str, int], tuple[
         tokens = model.embed(inputs)
         for layer in range(model.depth):
             tokens = model.forward_block(layer, tokens)
-            kept["resid_post", layer] = tokens
+            recorded["resid_post", layer] = tokens
     for handle in norms:
         handle.remove()
-    return {key: (value.mean(dim=0), value.std(dim=0)) for key, value in kept.items()}
+    return {key: (value.mean(dim=0), value.std(dim=0)) for key, value in recorded.items()}
 
 
-def assert_same(found: vt.ActivationStats, expected: vt.ActivationStats) -> None:
-    assert (found.model, found.size, found.description) == (expected.model, expected.size, expected.description)
-    assert found.moments.keys() == expected.moments.keys()
+def assert_same(actual: vt.ActivationStats, expected: vt.ActivationStats) -> None:
+    assert (actual.model, actual.size, actual.description) == (expected.model, expected.size, expected.description)
+    assert actual.moments.keys() == expected.moments.keys()
     for key, moments in expected.moments.items():
-        assert found.moments[key].n == moments.n
-        for one, other in zip(found.moments[key][:2], moments[:2], strict=True):
+        assert actual.moments[key].n == moments.n
+        for one, other in zip(actual.moments[key][:2], moments[:2], strict=True):
             assert torch.allclose(one.double(), other.double(), rtol=1e-5, atol=1e-6)
 
 
@@ -81,19 +81,19 @@ def photos(tmp_path: Path) -> Path:
 def test_merged_batches_are_a_plain_deviation(family: str, batch: int) -> None:
     model = vt.wrap(EVERY[family]().double())
     inputs = images(model, 13)
-    found = vt.collect_activation_stats(model, inputs, batch_size=batch)
-    expected = plain(model, inputs)
-    assert found.description == "images:13"
-    assert found.size == tuple(inputs.shape[-2:])
-    assert found.moments.keys() == expected.keys()
+    actual = vt.collect_activation_stats(model, inputs, batch_size=batch)
+    expected = compute_moments(model, inputs)
+    assert actual.description == "images:13"
+    assert actual.size == tuple(inputs.shape[-2:])
+    assert actual.moments.keys() == expected.keys()
     for key, (mean, std) in expected.items():
-        assert torch.allclose(found.moments[key].mean, mean, rtol=1e-9, atol=1e-12)
-        assert torch.allclose(found.moments[key].std, std, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(actual.moments[key].mean, mean, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(actual.moments[key].std, std, rtol=1e-9, atol=1e-12)
 
 
 def test_a_norm_that_ends_its_branch_is_found_too() -> None:
-    found = vt.collect_activation_stats(EVERY["tv_swin_v2"](), images(EVERY["tv_swin_v2"](), 12))
-    assert {point for point, _ in found.moments} == {"attn", "resid_post"}
+    actual = vt.collect_activation_stats(EVERY["tv_swin_v2"](), images(EVERY["tv_swin_v2"](), 12))
+    assert {point for point, _ in actual.moments} == {"attn", "resid_post"}
 
 
 def test_far_from_zero_the_deviation_keeps_its_digits() -> None:
@@ -108,12 +108,12 @@ def test_far_from_zero_the_deviation_keeps_its_digits() -> None:
 def test_pooled_statistics_see_all_tokens() -> None:
     model = vt.wrap(FAMILIES["registers"]().double())
     inputs = images(model, 11)
-    kept: list[Tensor] = []
-    model.module.blocks[2].norm1.register_forward_hook(lambda m, a, out: kept.append(out))
+    recorded: list[Tensor] = []
+    model.module.blocks[2].norm1.register_forward_hook(lambda m, a, out: recorded.append(out))
     verified(model)
-    kept.clear()
+    recorded.clear()
     pooled = vt.collect_activation_stats(model, inputs, batch_size=11).pooled().moments["norm1", 2]
-    everything = kept[0].flatten(0, 1)
+    everything = recorded[0].flatten(0, 1)
     assert pooled.n == len(everything)
     assert torch.allclose(pooled.mean[0], everything.mean(dim=0))
     assert torch.allclose(pooled.std[0], everything.std(dim=0))
@@ -124,17 +124,17 @@ def test_noise_is_uniform_in_pixels_and_seeded(model: vt.VisionModel) -> None:
     handle = model.module.patch_embed.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     verified(model)
     seen.clear()
-    found = vt.collect_activation_stats(model, noise=40, batch_size=16)
+    actual = vt.collect_activation_stats(model, noise=40, batch_size=16)
     handle.remove()
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (model.preprocess.mean, model.preprocess.std))
+    mean, std = (torch.tensor(entry).view(3, 1, 1) for entry in (model.preprocess.mean, model.preprocess.std))
     pixels = torch.cat(seen) * std + mean
-    assert found.description == "noise:40"
+    assert actual.description == "noise:40"
     assert pixels.shape == (40, 3, 32, 32)
     assert -1e-5 < pixels.min() < 0.001
     assert 0.999 < pixels.max() < 1 + 1e-5
     assert pixels.var().item() == pytest.approx(1 / 12, rel=0.02)
-    assert_same(vt.collect_activation_stats(model, noise=40, batch_size=7), found)
-    assert vt.collect_activation_stats(model, noise=40, seed=1) != found
+    assert_same(vt.collect_activation_stats(model, noise=40, batch_size=7), actual)
+    assert vt.collect_activation_stats(model, noise=40, seed=1) != actual
 
 
 def test_merging_needs_the_same_model_and_size(model: vt.VisionModel) -> None:
@@ -152,18 +152,18 @@ def test_merging_needs_the_same_model_and_size(model: vt.VisionModel) -> None:
 
 
 def test_a_file_gives_the_same_back(model: vt.VisionModel, tmp_path: Path) -> None:
-    made = vt.collect_activation_stats(model, images(model, 12))
-    for each in (made, made.pooled()):
-        read = vt.ActivationStats.load(each.save(tmp_path / "deep" / "s.safetensors", overwrite=True))
-        assert read == each
-        assert hash(read) == hash(each)
-        assert pickle.loads(pickle.dumps(read)) == each
-        assert_same(read, each)
-    assert made != made.pooled()
-    assert made != replace(made, count=13)
-    assert made != "images:12"
+    result = vt.collect_activation_stats(model, images(model, 12))
+    for entry in (result, result.pooled()):
+        read = vt.ActivationStats.load(entry.save(tmp_path / "deep" / "s.safetensors", overwrite=True))
+        assert read == entry
+        assert hash(read) == hash(entry)
+        assert pickle.loads(pickle.dumps(read)) == entry
+        assert_same(read, entry)
+    assert result != result.pooled()
+    assert result != replace(result, count=13)
+    assert result != "images:12"
     assert str(read) == str(tmp_path / "deep" / "s.safetensors")
-    assert str(made) == "images:12"
+    assert str(result) == "images:12"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["s.safetensors"]
 
 
@@ -171,9 +171,9 @@ def test_a_file_gives_the_same_back(model: vt.VisionModel, tmp_path: Path) -> No
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     path.write_bytes(content)
-    with pytest.raises(vt.VitreousError, match=r"s\.safetensors holds no statistics that can be read") as told:
+    with pytest.raises(vt.VitreousError, match=r"s\.safetensors holds no statistics that can be read") as reported:
         vt.ActivationStats.load(path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_a_place_that_cannot_be_written_is_named(model: vt.VisionModel, tmp_path: Path) -> None:
@@ -197,21 +197,21 @@ def stop_after(count: int) -> Any:
 
 
 def test_a_stopped_collection_goes_on(model: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
-    whole = vt.collect_activation_stats(model, photos)
+    full = vt.collect_activation_stats(model, photos)
     out = tmp_path / "s.safetensors"
     with pytest.raises(KeyboardInterrupt):
         vt.collect_activation_stats(model, photos, out=out, batch_size=4, progress=stop_after(8))
     assert not out.exists()
     assert vt.ActivationStats.load(f"{out}.partial").num_seen == 8
-    told: list[float] = []
-    found = vt.collect_activation_stats(
-        model, photos, out=out, resume=True, batch_size=3, progress=lambda done, total: told.append(done)
+    reported: list[float] = []
+    actual = vt.collect_activation_stats(
+        model, photos, out=out, resume=True, batch_size=3, progress=lambda done, total: reported.append(done)
     )
-    assert told == [11, 13]
-    assert_same(found, whole)
-    assert_same(vt.ActivationStats.load(out), whole)
+    assert reported == [11, 13]
+    assert_same(actual, full)
+    assert_same(vt.ActivationStats.load(out), full)
     assert [path.name for path in tmp_path.glob("s.*")] == ["s.safetensors"]
-    assert vt.collect_activation_stats(model, photos, out=out, resume=True) == found  # nothing is left to do
+    assert vt.collect_activation_stats(model, photos, out=out, resume=True) == actual  # nothing is left to do
 
 
 def test_noise_and_tensors_go_on_too(model: vt.VisionModel, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_pictures_that_cannot_be_read_are_told_or_raised(model: vt.VisionModel, 
     with pytest.raises(vt.VitreousError, match=r"03\.png"):
         vt.collect_activation_stats(model, photos)
     lost: list[str] = []
-    found = vt.collect_activation_stats(model, photos, on_error=lambda path, error: lost.append(path.name))
+    actual = vt.collect_activation_stats(model, photos, on_error=lambda path, error: lost.append(path.name))
     assert lost == ["03.png"]
-    assert (found.count, found.num_seen) == (12, 13)
+    assert (actual.count, actual.num_seen) == (12, 13)
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_the_command_writes_what_coiba_reads(photos: Path, tmp_path: Path, monke
         again.err
         == "vitreous: error: s.safetensors is there already; choose another --out, or add --overwrite or --resume\n"
     )
-    told = run("stats", *MODEL, photos, "--out", "s.safetensors", "--resume", "--json")
-    assert json.loads(told.out) == {
+    reported = run("stats", *MODEL, photos, "--out", "s.safetensors", "--resume", "--json")
+    assert json.loads(reported.out) == {
         "schema": "vitreous.statistics/1",
         "model": "timm/test_vit",
         "input_size": [32, 32],

@@ -48,9 +48,9 @@ def test_values_are_logit_probability_and_its_logarithm():
 
 @pytest.mark.parametrize("output", ["logit", "prob", "logprob"])
 def test_against_subtracts_the_mean_of_the_rivals(output):
-    each = [score(c, output=output) for c in range(5)]
-    assert torch.allclose(score("lynx", contrast="cougar", output=output), each[3] - each[4])
-    assert torch.allclose(score("lynx", ["cougar", 0], output), each[3] - (each[4] + each[0]) / 2)
+    entry = [score(c, output=output) for c in range(5)]
+    assert torch.allclose(score("lynx", contrast="cougar", output=output), entry[3] - entry[4])
+    assert torch.allclose(score("lynx", ["cougar", 0], output), entry[3] - (entry[4] + entry[0]) / 2)
 
 
 def test_against_one_class_is_the_same_for_logits_and_log_probabilities():
@@ -81,8 +81,8 @@ def test_a_model_with_one_logit_is_explained_for_both_classes():
 
 
 def test_a_callable_target_reads_the_logits():
-    found = Target.of(VIEW, 2, lambda logits: logits[:, 0] - logits[:, 1]).score(LOGITS)
-    assert found.tolist() == [3.0, pytest.approx(0.1)]
+    actual = Target.of(VIEW, 2, lambda logits: logits[:, 0] - logits[:, 1]).score(LOGITS)
+    assert actual.tolist() == [3.0, pytest.approx(0.1)]
     x = images(MODEL, 2)
     difference = vt.get_method("ixg").attribute(VIEW, x, target=lambda logits: logits[:, 3] - logits[:, 4])
     assert torch.allclose(difference, vt.get_method("ixg").attribute(VIEW, x, target=3, contrast=4), atol=1e-5)
@@ -127,6 +127,6 @@ def test_a_callable_of_the_wrong_shape_is_refused():
 def test_the_prediction_is_fixed_on_the_clean_image():
     """Noisy copies explain the class of the image itself, not their own."""
     live = Context(VIEW, images(MODEL, 2), Target.of(VIEW, 2))
-    fork = live.with_inputs(torch.randn(6, 3, 32, 32), repeat=3)
+    derived = live.with_inputs(torch.randn(6, 3, 32, 32), repeat=3)
     predicted = MODEL(images(MODEL, 2)).argmax(dim=1)
-    assert fork.target.classes.tolist() == predicted.repeat_interleave(3).tolist()
+    assert derived.target.classes.tolist() == predicted.repeat_interleave(3).tolist()
