@@ -436,7 +436,7 @@ class VisionModel(ABC):
         """Refuse inputs that the model cannot take, by name and shape."""
         self._check_values(inputs)
         if inputs.ndim != 4 or inputs.shape[1] != 3:
-            self._refuse_size(inputs)
+            self._check_size(inputs)
         if inputs.shape[0] == 0:
             raise ModelError("the batch is empty")
         if not inputs.is_floating_point():
@@ -444,9 +444,11 @@ class VisionModel(ABC):
         if not torch.isfinite(inputs).all():
             raise ModelError("the inputs contain values that are not finite")
 
-    def _refuse_size(self, inputs: Tensor, advice: str = "") -> None:
-        height, width = self.preprocess.size
-        raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}{advice}")
+    def _check_size(self, inputs: Tensor, size: tuple[int, ...] | None = None, advice: str = "") -> None:
+        """Refuse images that are not in three colours and of one size: that of the preprocessing unless given."""
+        height, width = size or self.preprocess.size
+        if tuple(inputs.shape[1:]) != (3, height, width):
+            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}{advice}")
 
     def class_index(self, word: int | str) -> int:
         """Return the class index of an index, a name or a synonym.

@@ -227,8 +227,7 @@ class ConvModel(VisionModel):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        if tuple(inputs.shape[-2:]) != tuple(self.preprocess.size):
-            self._refuse_size(inputs, "; give img_size= to load, or preprocess= to wrap")
+        self._check_size(inputs, advice="; give img_size= to load, or preprocess= to wrap")
 
     def _features(self, tokens: Tensor, layer: int) -> Tensor:
         """Return tokens as a feature map, a copy where the block would change it."""

@@ -1,17 +1,26 @@
-"""What the adapters of several libraries share."""
+"""What the adapters of several libraries share: how a model is loaded, what it is wrapped as, and Swin's stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from vitreous.errors import HeadError, ModelError, one_line
+from vitreous.errors import HeadError, ModelError, nearest, one_line
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import Checkpoint, classes_in
+from vitreous.models.checkpoints import Checkpoint, classes_in, fit
+from vitreous.models.preprocess import Preprocess
+from vitreous.models.registry import Adapter
+
+Size = int | tuple[int, int]
+Convert = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
+"""Turns a foreign table of weights into one of a library's names."""
+UNTRAINED = "give checkpoint=FILE, or pretrained=False for an untrained model"
+"""What to do where weights cannot be fetched."""
 
 
 def count_classes(name: str, *heads: nn.Module | None) -> int:
@@ -21,14 +30,6 @@ def count_classes(name: str, *heads: nn.Module | None) -> int:
     if not all(type(head) is nn.Linear for head in heads):
         raise HeadError(f"{name} has a head of its own, {type(heads[0]).__name__}")
     return int(heads[0].out_features)  # type: ignore[union-attr,arg-type]
-
-
-def read_checkpoint(path: str | Path | None, num_classes: int | None) -> tuple[Checkpoint | None, int | None]:
-    """Return a checkpoint if there is one, and the number of classes: that of its head unless another is given."""
-    if path is None:
-        return None, num_classes
-    checkpoint = Checkpoint.read(path)
-    return checkpoint, classes_in(checkpoint.tensors) if num_classes is None else num_classes
 
 
 def size_pair(size: Any) -> tuple[int, int]:
@@ -42,7 +43,105 @@ def first_line(error: Exception) -> str:
     return one_line((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
-class StagedModel(VisionModel):
+class LibraryAdapter(Adapter):
+    """Names and weights of the families of one library."""
+
+    def load(
+        self,
+        name: str,
+        *,
+        pretrained: bool | None = None,
+        checkpoint: str | Path | None = None,
+        num_classes: int | None = None,
+        img_size: Size | None = None,
+        **build: Any,
+    ) -> nn.Module:
+        """Build a model: with its library's weights by default, with ``checkpoint`` if given, else untrained.
+
+        It has ``num_classes`` classes, or those of the checkpoint's head, or its own.
+        """
+        weights = None if checkpoint is None else Checkpoint.read(checkpoint)
+        if weights is not None and num_classes is None:
+            num_classes = classes_in(weights.tensors)
+        is_pretrained = weights is None and (pretrained is None or pretrained)
+        model = self._build(name, is_pretrained, num_classes, img_size, build)
+        if weights is not None:
+            fit(model, weights, self._converter(model))
+        return model.eval()
+
+    @abstractmethod
+    def _build(
+        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
+    ) -> nn.Module:
+        """Build a model with its library's weights, or untrained."""
+
+    def _converter(self, model: nn.Module) -> Convert | None:
+        """Return what turns foreign checkpoints into those of the model's family."""
+        return None
+
+    def _unknown(self, name: str) -> ModelError:
+        full_name = f"{self.prefix}/{name}"
+        return ModelError(f"unknown model {full_name!r}{nearest(full_name, (info.name for info in self.models()))}")
+
+
+class LibraryModel(VisionModel):
+    """A transformer of a library: what a family has to say are its blocks, its head and what its library notes."""
+
+    module: Any  # torch types the attributes of a module as tensors
+    parts: ClassVar[tuple[tuple[type[nn.Module], type[nn.Module]], ...]]
+    """Pairs of block and attention that the family knows."""
+    parts_in_words: ClassVar[str]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str | None = None,
+        class_names: list[str] | None = None,
+        preprocess: Preprocess | None = None,
+        headless: bool = False,
+    ) -> None:
+        self.module, self.has_known_head = model, not headless
+        self.name = name or f"{self.family}/{self._usual_name() or type(model).__name__}"
+        self._read_blocks()
+        count = 0 if headless else self._count_classes()
+        self._set_classes(count, class_names, self._usual_names(count))
+        self.preprocess = preprocess or self._usual_preprocess()
+        if 0 in self.grid():
+            raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch_size()}")
+
+    @abstractmethod
+    def _read_blocks(self) -> None:
+        """Set depth, ``embed_dim``, ``num_heads``, prefix tokens and pooling, or refuse blocks that are not known."""
+
+    def _refuse_unknown_blocks(self, blocks: Iterable[nn.Module], attention: str = "attn") -> None:
+        for layer, block in enumerate(blocks):
+            kinds = type(block), type(getattr(block, attention, None))
+            if kinds not in self.parts:
+                names = " with ".join(kind.__name__ for kind in kinds)
+                raise ModelError(f"{self.name}: block {layer} is a {names}; only {self.parts_in_words} are supported")
+
+    @abstractmethod
+    def _count_classes(self) -> int:
+        """Return how many classes the head tells apart, or refuse a head that is not the family's."""
+
+    def _usual_name(self) -> str | None:
+        """Return what the library calls the model, where it notes that."""
+        return None
+
+    @abstractmethod
+    def _usual_names(self, count: int) -> list[str] | None:
+        """Return the names of so many classes."""
+
+    @abstractmethod
+    def _usual_preprocess(self) -> Preprocess:
+        """Return the preprocessing that the library notes."""
+
+    @abstractmethod
+    def _patch_size(self) -> tuple[int, int]:
+        """Return height and width of a patch."""
+
+
+class StagedModel(LibraryModel):
     """Windowed attention on grids that are halved from stage to stage, as in every Swin.
 
     Blocks have one flat index over all stages, and tokens are always ``[B, N, C]`` between them. The merging of patches

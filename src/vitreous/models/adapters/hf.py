@@ -22,9 +22,8 @@ from PIL import Image
 from torch import nn
 
 from vitreous.errors import ModelError, UnknownError, VitreousWarning
-from vitreous.models.adapters import first_line, read_checkpoint, size_pair
+from vitreous.models.adapters import LibraryAdapter, Size, first_line, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import fit
 from vitreous.models.preprocess import FILTERS, Preprocess, crop_ratio, match
 from vitreous.models.registry import ModelInfo, reachable
 
@@ -45,9 +44,10 @@ _CLASSES_OF = {
     **{f"{stem}ForImageClassification": adapter for stem, adapter in _ADAPTERS.items()},
     "DeiTForImageClassificationWithTeacher": "HFViT",
     **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), "HFTower"),
-    **dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot"),
 }
 """The adapter of each class of model."""
+_ZERO_SHOT = dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot")
+"""The same, of models that have no head and no other use than a whole."""
 _TOWERS = {f"{stem}Model": adapter for stem, adapter in _ADAPTERS.items()}
 """The same without a head: what other models are built around."""
 
@@ -264,7 +264,7 @@ def _side(size: Any, key: str) -> int | None:
 _remembered: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
-class HFAdapter:
+class HFAdapter(LibraryAdapter):
     """Names and weights of the family."""
 
     prefix = "hf"
@@ -287,46 +287,32 @@ class HFAdapter:
             raise ModelError(f"{type(module).__name__} has classes of its own; {classes[0]}= is for zero-shot models")
         return _adapter_of(module, bool(facts.get("headless")))(module, **facts)  # type: ignore[no-any-return]
 
-    def load(
-        self,
-        name: str,
-        *,
-        pretrained: bool | None = None,
-        checkpoint: str | Path | None = None,
-        num_classes: int | None = None,
-        img_size: int | tuple[int, int] | None = None,
-        prompts: list[str] | None = None,
-        text_embeds: Any = None,
-        **build: Any,
+    def _build(
+        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
     ) -> nn.Module:
         """Build the model of a repository ``owner/name`` or of a folder, never running code from there.
 
-        With its own weights by default, with ``checkpoint`` if given, else (``pretrained=False``) untrained from the
-        configuration alone. ``prompts`` or ``text_embeds`` are the classes of a zero-shot model. Other options go to
-        the configuration.
+        ``prompts`` or ``text_embeds`` are the classes of a zero-shot model. Other options go to the configuration.
         """
         transformers, source = _transformers(name), _source(name)
-        pretrained = checkpoint is None if pretrained is None else pretrained
+        classes = {key: options.pop(key) for key in _CLASSES & options.keys()}
         safe = {"trust_remote_code": False}  # said aloud, for left unsaid transformers asks on the terminal
         config = _call(name, lambda: transformers.AutoConfig.from_pretrained(source, **safe))
         kind = _class(transformers, name, config)
-        is_zero_shot = kind.__name__ in ("CLIPModel", "SiglipModel")
+        is_zero_shot = kind.__name__ in _ZERO_SHOT
         if is_zero_shot and num_classes is not None:
             text = f"its classes are prompts=[…], not num_classes={num_classes}"
             raise ModelError(f"hf/{name} is a zero-shot model: {text}")
-        weights, classes = read_checkpoint(checkpoint, num_classes)
-        classes = None if is_zero_shot else classes
-        config = _configured(name, config, classes, None if pretrained and config.model_type != "swin" else img_size)
-        if pretrained and weights is None:
-            model = _weighted(name, kind, source, config, classes, build)
+        size = None if is_pretrained and config.model_type != "swin" else img_size
+        config = _configured(name, config, num_classes, size)
+        if is_pretrained:
+            model = _weighted(name, kind, source, config, num_classes, options)
         else:
-            model = _built(name, kind, config, build)
-        if weights is not None:
-            fit(model, weights)
-        facts = _beside(transformers, name, source, is_zero_shot, img_size, quiet=not pretrained)
-        facts |= {"img_size": img_size, "prompts": prompts, "text_embeds": text_embeds}
+            model = _built(name, kind, config, options)
+        facts = _beside(transformers, name, source, is_zero_shot, img_size, quiet=not is_pretrained)
+        facts |= {"img_size": img_size, **classes}
         _remembered[model] = {key: value for key, value in facts.items() if value is not None}
-        return model.eval()  # type: ignore[no-any-return]
+        return model  # type: ignore[no-any-return]
 
     def models(self) -> Iterable[ModelInfo]:
         return [ModelInfo(f"hf/{r}", "hf", size, ()) for size, repos in _REPOSITORIES.items() for r in repos.split()]
@@ -337,8 +323,8 @@ ADAPTER = HFAdapter()
 
 def _adapter_of(module: nn.Module, headless: bool) -> Any:
     """Return the ``VisionModel`` for the class of a model, or for the class of transformers that it extends."""
-    names = _CLASSES_OF | (_TOWERS if headless else {})
+    names = _CLASSES_OF | (_TOWERS if headless else _ZERO_SHOT)
     for kind in type(module).__mro__:
         if kind.__module__.startswith("transformers.") and kind.__name__ in names:
             return getattr(importlib.import_module("vitreous.models.adapters.hf_vit"), names[kind.__name__])
-    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(_CLASSES_OF)}")
+    raise UnknownError(f"transformers' {type(module).__name__} is not supported; supported: {', '.join(names)}")

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.adapters import StagedModel, count_classes, size_pair
-from vitreous.models.base import VisionModel
+from vitreous.models.adapters import LibraryModel, Size, StagedModel, count_classes, size_pair
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.shared_copy import copy_structure
@@ -51,7 +50,7 @@ def part(module: Any, *paths: str) -> Any:
     raise ModelError(f"{type(module).__name__} has none of {', '.join(paths)}; this version of it is not known")
 
 
-class HFModel(VisionModel):
+class HFModel(LibraryModel):
     """A model of transformers whose blocks are pre-norm and map tokens to tokens.
 
     Subclasses say where the tower, its embedding and its head are. Positions are interpolated by the model's own rule
@@ -59,7 +58,6 @@ class HFModel(VisionModel):
     """
 
     family = "hf"
-    module: Any  # torch types the attributes of a module as tensors
     tower: Any
     usual: ClassVar[Preprocess] = HALVES
     any_size: ClassVar[bool] = False
@@ -68,34 +66,34 @@ class HFModel(VisionModel):
     """Of the modules at hook points."""
 
     def __init__(
-        self,
-        model: Any,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        img_size: int | tuple[int, int] | None = None,
-        headless: bool = False,
+        self, model: Any, *, preprocess: Preprocess | None = None, img_size: Size | None = None, **facts: Any
     ) -> None:
         self.module = model
-        self.has_known_head = not headless
-        self.name = name or f"hf/{model.config.name_or_path or type(model).__name__}"
         self.tower = self._tower()
-        self._refuse_unseen_attention()
         config = self.tower.config
         self._own_size, self.patch = size_pair(config.image_size), size_pair(config.patch_size)
         self.preprocess = preprocess or replace(self.usual, size=self._own_size)
         if img_size is not None and self.preprocess.size != size_pair(img_size):
             self.preprocess = replace(self.preprocess, size=size_pair(img_size))
+        super().__init__(model, preprocess=self.preprocess, **facts)
+
+    def _read_blocks(self) -> None:
+        self._refuse_unseen_attention()
         self.blocks = self._blocks()
         self.depth = len(self.blocks)
         self._unused = _required(self.blocks[0]) - 1
-        self.embed_dim, self.num_heads = self._width_and_heads(config)
+        self.embed_dim, self.num_heads = self._width_and_heads(self.tower.config)
         self.num_prefix_tokens, kind = self._reading()
         self.pooling = Pooling(kind, self.num_prefix_tokens)
-        count = 0 if headless else self._count_classes()
-        self._set_classes(count, class_names, self._names(count or len(self.module.config.id2label or {})))
-        if 0 in self.grid():
-            raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self.patch}")
+
+    def _usual_name(self) -> str | None:
+        return self.module.config.name_or_path  # type: ignore[no-any-return]
+
+    def _usual_preprocess(self) -> Preprocess:
+        return self.preprocess
+
+    def _patch_size(self) -> tuple[int, int]:
+        return self.patch
 
     # -- what a family says ----------------------------------------------------------------------------
 
@@ -123,10 +121,10 @@ class HFModel(VisionModel):
     def get_block(self, layer: int) -> nn.Module:
         return self.blocks[layer]  # type: ignore[no-any-return]
 
-    def _names(self, count: int) -> list[str] | None:
+    def _usual_names(self, count: int) -> list[str] | None:
         """Return the class names of the configuration; ``LABEL_0`` and its like are none."""
         by_index = {int(index): str(label) for index, label in (self.module.config.id2label or {}).items()}
-        names = [by_index.get(index, "") for index in range(count)]
+        names = [by_index.get(index, "") for index in range(count or len(by_index))]
         is_numbered = all(name in ("", f"LABEL_{index}", str(index)) for index, name in enumerate(names))
         return None if is_numbered else names
 
@@ -175,9 +173,9 @@ class HFModel(VisionModel):
         super().check_inputs(inputs)
         self._refuse_unseen_attention()  # it can be changed at any time
         size = tuple(inputs.shape[-2:])
-        if size not in (self.preprocess.size, self._own_size) and not self.any_size:
-            self._refuse_size(inputs)
-        if any(side < patch for side, patch in zip(size, self.patch, strict=True)):
+        if size != self._own_size and not self.any_size:
+            self._check_size(inputs)
+        if 0 in self.grid(inputs):
             raise ModelError(f"{self.name}: an image of {size} holds no patch of {self.patch}")
         if self.any_size and any(side % patch for side, patch in zip(size, self.patch, strict=True)):
             raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {self.patch}")
@@ -319,8 +317,7 @@ class HFSwin(HFModel, StagedModel):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        if tuple(inputs.shape[-2:]) != self.preprocess.size:
-            self._refuse_size(inputs)
+        self._check_size(inputs)
 
 
 class HFTower(HFModel):
@@ -369,16 +366,14 @@ class HFZeroShot(HFTower):
     def __init__(
         self,
         model: Any,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        img_size: int | tuple[int, int] | None = None,
+        *,
         prompts: Sequence[str] | None = None,
         tokenizer: Any = None,
         text_embeds: Tensor | None = None,
+        **facts: Any,
     ) -> None:
         self._classes = prompts, tokenizer, text_embeds
-        super().__init__(model, name, class_names, preprocess, img_size)
+        super().__init__(model, **facts)
         del self._classes
 
     def _reading(self) -> tuple[int, str]:
@@ -406,7 +401,7 @@ class HFZeroShot(HFTower):
     def _text_width(self) -> int:
         return int(self.embed_dim if self._siglip else self.module.visual_projection.out_features)
 
-    def _names(self, count: int) -> list[str] | None:
+    def _usual_names(self, count: int) -> list[str] | None:
         return self._prompts
 
     def _read(self, prompts: list[str] | None, tokenizer: Any) -> Tensor:

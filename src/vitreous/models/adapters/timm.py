@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import timm
@@ -17,10 +16,18 @@ from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitreous.errors import ModelError, nearest
-from vitreous.models.adapters import count_classes, first_line, read_checkpoint, size_pair
+from vitreous.errors import ModelError
+from vitreous.models.adapters import (
+    UNTRAINED,
+    Convert,
+    LibraryAdapter,
+    LibraryModel,
+    Size,
+    count_classes,
+    first_line,
+    size_pair,
+)
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import fit
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import ModelInfo, reachable
@@ -31,7 +38,7 @@ _SCALES = {"attn": ("ls1", "gamma_1"), "mlp": ("ls2", "gamma_2")}
 """Where a block keeps LayerScale: a module in some families, a parameter in others."""
 
 
-class TimmModel(VisionModel):
+class TimmModel(LibraryModel):
     """A timm transformer: name, class names and preprocessing are read from its configuration.
 
     A family is one subclass. It says which classes it takes (``accepts``), in which timm modules their names are listed
@@ -40,36 +47,34 @@ class TimmModel(VisionModel):
     """
 
     family = "timm"
-    module: Any  # torch types the attributes of a module as tensors
     accepts: ClassVar[tuple[type[nn.Module], ...]]
     modules: ClassVar[tuple[str, ...]]
     left_out: ClassVar[tuple[str, ...]] = ()
-    parts: ClassVar[tuple[tuple[type[nn.Module], type[nn.Module]], ...]]
-    """Pairs of block and attention."""
-    parts_in_words: ClassVar[str]
-    convert: ClassVar[Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]]
+    convert: ClassVar[Convert]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        headless: bool = False,
-    ) -> None:
-        config = config_of(model)
-        self.module, self.has_known_head = model, not headless
-        self.name = name or f"timm/{config.get('architecture') or type(model).__name__}"
-        self._refuse_unknown_parts()
+    def _read_blocks(self) -> None:
+        self._refuse_unknown_blocks(self._blocks)
         self.depth, self.embed_dim = len(self._blocks), self.module.num_features
         self.num_heads = max(block.attn.num_heads for block in self._blocks)
-        self.num_prefix_tokens = getattr(model, "num_prefix_tokens", 0)
-        reads_itself = not headless or self.get_pooling_module() is not None
+        self.num_prefix_tokens = getattr(self.module, "num_prefix_tokens", 0)
+        reads_itself = self.has_known_head or self.get_pooling_module() is not None
         self.pooling = self._pooling() if reads_itself else Pooling("avg", self.num_prefix_tokens)
-        heads = () if headless else self.module.get_classifier()
-        count = 0 if headless else count_classes(self.name, *(heads if isinstance(heads, tuple) else (heads,)))
-        self._set_classes(count, class_names, config.get("label_names") or imagenet_names(count))
-        self.preprocess = preprocess or preprocess_of(model, self.module.patch_embed.img_size)
+
+    def _count_classes(self) -> int:
+        heads = self.module.get_classifier()
+        return count_classes(self.name, *(heads if isinstance(heads, tuple) else (heads,)))
+
+    def _usual_name(self) -> str | None:
+        return config_of(self.module).get("architecture")
+
+    def _usual_names(self, count: int) -> list[str] | None:
+        return config_of(self.module).get("label_names") or imagenet_names(count)
+
+    def _usual_preprocess(self) -> Preprocess:
+        return preprocess_of(self.module, self.module.patch_embed.img_size)
+
+    def _patch_size(self) -> tuple[int, int]:
+        return self.module.patch_embed.patch_size  # type: ignore[no-any-return]
 
     @property
     def _blocks(self) -> list[Any]:
@@ -86,25 +91,11 @@ class TimmModel(VisionModel):
         """Whether images of another size than the configured one may come."""
         return False
 
-    def _refuse_unknown_parts(self) -> None:
-        for layer, block in enumerate(self._blocks):
-            attention = getattr(block, "attn", None)
-            if (type(block), type(attention)) not in self.parts:
-                raise ModelError(
-                    f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
-                    f"only {self.parts_in_words} are supported"
-                )
-        if 0 in self.module.patch_embed.grid_size:
-            size, patch = self.module.patch_embed.img_size, self.module.patch_embed.patch_size
-            raise ModelError(f"{self.name}: an image of {size} holds no patch of {patch}")
-
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
         embed, size = self.module.patch_embed, tuple(inputs.shape[-2:])
-        expected = tuple(embed.img_size or self.preprocess.size)
-        if size != expected and not self._takes_any_size():
-            height, width = expected
-            raise ModelError(f"{self.name} takes images [B, 3, {height}, {width}], got {list(inputs.shape)}")
+        if not self._takes_any_size():
+            self._check_size(inputs, tuple(embed.img_size or self.preprocess.size))
         if any(side % patch for side, patch in zip(size, embed.patch_size, strict=True)) and not embed.dynamic_img_pad:
             raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {embed.patch_size}")
 
@@ -301,7 +292,7 @@ def _family(module: nn.Module) -> Any:
     return next((family for family in _families() if isinstance(module, family.accepts)), None)
 
 
-class TimmAdapter:
+class TimmAdapter(LibraryAdapter):
     """Every supported timm family under one prefix."""
 
     prefix = "timm"
@@ -310,57 +301,40 @@ class TimmAdapter:
         return _family(module) is not None
 
     def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
-        family = _family(module)
-        if family is None:
-            raise ModelError(f"{type(module).__name__} is of no timm family that is known here")
-        return family(module, **facts)  # type: ignore[no-any-return]
+        return _family(module)(module, **facts)  # type: ignore[no-any-return]
 
-    def load(
-        self,
-        name: str,
-        *,
-        pretrained: bool | None = None,
-        checkpoint: str | Path | None = None,
-        num_classes: int | None = None,
-        img_size: int | tuple[int, int] | None = None,
-        **build: Any,
+    def _build(
+        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
     ) -> nn.Module:
-        """Build a model: with the hub's weights by default, with ``checkpoint`` if given, else untrained.
-
-        It has ``num_classes`` classes, or those of the checkpoint's head, or its own.
-        """
         if ":" not in name and not timm.is_model(name):
-            raise ModelError(f"unknown model 'timm/{name}'{nearest('timm/' + name, (m.name for m in self.models()))}")
-        weights, num_classes = read_checkpoint(checkpoint, num_classes)
-        options = {"num_classes": num_classes, "img_size": img_size, **build}
+            raise self._unknown(name)
+        options = {"num_classes": num_classes, "img_size": img_size, **options}
         options = {key: value for key, value in options.items() if value is not None}
         size = options.pop("img_size", None) if name.partition(".")[0] in _built_for_no_size() else None
-        model = _create(name, checkpoint is None if pretrained is None else pretrained, options)
+        if is_pretrained and ":" not in name and not reachable("timm/*"):
+            raise ModelError(
+                f"could not fetch the weights of timm/{name}: the model hub cannot be reached; {UNTRAINED}"
+            )
+        try:
+            model: nn.Module = timm.create_model(name, pretrained=is_pretrained, **options)
+        except Exception as error:
+            reason = first_line(error)
+            if is_pretrained:
+                text = f"could not fetch the weights of timm/{name} ({reason[:160]}); {UNTRAINED}"
+                raise ModelError(text) from error
+            raise ModelError(f"could not build timm/{name} with {options}: {reason[:200]}") from error
         if size is not None:  # it takes any size, so that nothing else knows which is meant
             model.image_size = size_pair(size)  # type: ignore[assignment]
-        if weights is not None:
-            fit(model, weights, getattr(_family(model), "convert", None))
-        return model.eval()
+        return model
+
+    def _converter(self, model: nn.Module) -> Convert | None:
+        return getattr(_family(model), "convert", None)
 
     def models(self) -> Iterable[ModelInfo]:
         return _models()
 
 
 ADAPTER = TimmAdapter()
-
-
-def _create(name: str, pretrained: bool, options: dict[str, Any]) -> nn.Module:
-    advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
-    if pretrained and ":" not in name and not reachable("timm/*"):
-        raise ModelError(f"could not fetch the weights of timm/{name}: the model hub cannot be reached; {advice}")
-    try:
-        return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
-    except Exception as error:
-        reason = first_line(error)
-        if pretrained:
-            text = f"could not fetch the weights of timm/{name} ({reason[:160]}); {advice}"
-            raise ModelError(text) from error
-        raise ModelError(f"could not build timm/{name} with {options}: {reason[:200]}") from error
 
 
 @cache

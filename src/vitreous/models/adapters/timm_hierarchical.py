@@ -12,7 +12,7 @@ from timm.models import swin_transformer as v1
 from timm.models import swin_transformer_v2 as v2
 from torch import Tensor, nn
 
-from vitreous.models.adapters import StagedModel, count_classes
+from vitreous.models.adapters import Convert, StagedModel, count_classes
 from vitreous.models.adapters.timm import TimmModel, config_of, imagenet_names, preprocess_of
 from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense_chain, resnet_chain
 from vitreous.models.pooling import Pooling
@@ -35,8 +35,8 @@ class TimmSwin(TimmModel, StagedModel):
     cam_point = "norm2"
     unavailable_points: Mapping[str, str] = {"attn": "it is computed in windows, not on a grid"}
 
-    def __init__(self, model: nn.Module, **facts: Any) -> None:
-        super().__init__(model, **facts)
+    def _read_blocks(self) -> None:
+        super()._read_blocks()
         self._set_stages(len(stage.blocks) for stage in self.module.layers)
 
     @property
@@ -109,9 +109,6 @@ class TimmSwinV2(TimmSwin):
         return {"attention": 1, "norm": 2 + int(self._ends_stage(layer)), "activation": 3}
 
 
-Convert = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
-
-
 def _convnext_chain(model: Any) -> Chain:
     stages = [[f"stages.{n}.blocks.{m}" for m in range(len(stage.blocks))] for n, stage in enumerate(model.stages)]
     return by_stages(stages, [*([f"stages.{n}.downsample"] for n in range(1, len(stages))), ["norm_pre"]])
@@ -150,21 +147,16 @@ class TimmConv(ConvModel):
     left_out: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
-        self,
-        model: nn.Module,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        headless: bool = False,
+        self, model: nn.Module, *, name: str | None = None, preprocess: Preprocess | None = None, **facts: Any
     ) -> None:
         config = config_of(model)
         name = name or f"timm/{config.get('architecture') or type(model).__name__}"
-        if not headless and isinstance(model.get_classifier(), nn.Identity):  # type: ignore[operator]
+        if not facts.get("headless") and isinstance(model.get_classifier(), nn.Identity):  # type: ignore[operator]
             count_classes(name)  # refuses
         preprocess = preprocess or preprocess_of(model, getattr(model, "image_size", None))
-        super().__init__(model, _of_family(model)[0](model), name, class_names, preprocess, headless=headless)
+        super().__init__(model, _of_family(model)[0](model), name=name, preprocess=preprocess, **facts)
         names = config.get("label_names") or imagenet_names(self.num_classes)
-        self._set_classes(self.num_classes, class_names, names)
+        self._set_classes(self.num_classes, self.class_names, names)
 
     @staticmethod
     def convert(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -18,10 +18,9 @@ from urllib.parse import urlparse
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, UnknownError, nearest
-from vitreous.models.adapters import first_line, read_checkpoint, size_pair
+from vitreous.errors import ModelError, UnknownError
+from vitreous.models.adapters import UNTRAINED, Convert, LibraryAdapter, Size, first_line, size_pair
 from vitreous.models.base import VisionModel
-from vitreous.models.checkpoints import fit
 from vitreous.models.preprocess import Preprocess, as_preprocess, crop_ratio, steps_of
 from vitreous.models.registry import ModelInfo, answers
 
@@ -31,8 +30,12 @@ _HEADS = ("head", "fc.", "classifier.")
 _OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
 
 
-class TorchvisionAdapter:
-    """Names and weights of the family."""
+class TorchvisionAdapter(LibraryAdapter):
+    """Names and weights of the family.
+
+    Torchvision's weights of another size or number of classes fit: positions are interpolated by its own rule, and the
+    head is left untrained.
+    """
 
     prefix = "torchvision"
 
@@ -51,34 +54,20 @@ class TorchvisionAdapter:
             "as layer='features'"
         )
 
-    def load(
-        self,
-        name: str,
-        *,
-        pretrained: bool | None = None,
-        checkpoint: str | Path | None = None,
-        num_classes: int | None = None,
-        img_size: int | tuple[int, int] | None = None,
-        **build: Any,
+    def _build(
+        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
     ) -> nn.Module:
-        """Build a model: with torchvision's weights by default, with ``checkpoint`` if given, else untrained.
-
-        It has ``num_classes`` classes, or those of the checkpoint's head, or its own. Torchvision's weights of
-        another size or number of classes fit: positions are interpolated by its own rule, and the head is left
-        untrained.
-        """
         weights = _weights(f"{self.prefix}/{name}")
         if weights is None:
-            names = (info.name for info in self.models())
-            raise ModelError(f"unknown model 'torchvision/{name}'{nearest('torchvision/' + name, names)}")
-        tensors, num_classes = read_checkpoint(checkpoint, num_classes)
-        options = {key: value for key, value in {"num_classes": num_classes, **build}.items() if value is not None}
+            raise self._unknown(name)
+        options = {key: value for key, value in {"num_classes": num_classes, **options}.items() if value is not None}
         model = _create(name, _size(name, img_size, weights), options)
-        if tensors is not None:
-            fit(model, tensors, _convert)
-        elif pretrained is None or pretrained:
+        if is_pretrained:
             _fill(model, _fetch(name, weights))
-        return model.eval()
+        return model
+
+    def _converter(self, model: nn.Module) -> Convert:
+        return _convert
 
     def models(self) -> Iterable[ModelInfo]:
         return _models()
@@ -192,18 +181,15 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
     """Return torchvision's weights, from its cache or from the network."""
-    advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
     if not file.exists() and not answers(weights.url):
-        raise ModelError(
-            f"could not fetch the weights of torchvision/{name}: {urlparse(weights.url).hostname} cannot be reached; "
-            + advice
-        )
+        host = urlparse(weights.url).hostname
+        raise ModelError(f"could not fetch the weights of torchvision/{name}: {host} cannot be reached; {UNTRAINED}")
     try:
         return dict(weights.get_state_dict(progress=False, check_hash=True))
     except Exception as error:
         reason = first_line(error)[:160]
-        raise ModelError(f"could not fetch the weights of torchvision/{name} ({reason}); {advice}") from error
+        raise ModelError(f"could not fetch the weights of torchvision/{name} ({reason}); {UNTRAINED}") from error
 
 
 # -- what torchvision knows ----------------------------------------------------------------------------

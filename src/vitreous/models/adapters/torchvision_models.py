@@ -20,7 +20,7 @@ from torchvision.models.swin_transformer import (
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from vitreous.errors import HeadError, ModelError
-from vitreous.models.adapters import StagedModel, count_classes
+from vitreous.models.adapters import LibraryModel, StagedModel, count_classes
 from vitreous.models.adapters.torchvision import describe
 from vitreous.models.base import VisionModel
 from vitreous.models.cnn import Chain, ConvModel, by_convolutions, by_stages, dense_chain, resnet_chain
@@ -31,43 +31,40 @@ from vitreous.models.structure import Weights, Windows, shifted_windows
 _POINTS = {"norm1": "ln_1", "attn": "self_attention", "norm2": "ln_2", "mlp": "mlp"}
 
 
-class TorchvisionViT(VisionModel):
-    """A ``VisionTransformer``: pre-norm blocks around ``nn.MultiheadAttention``; also with a convolutional stem."""
+class TorchvisionModel(LibraryModel):
+    """A transformer of torchvision, which knows neither its name nor its preprocessing."""
 
     family = "torchvision"
-    module: Any  # torch types the attributes of a module as tensors
+    parts_in_words = "torchvision's own blocks"
+    stand_in: str
+    """The model whose weights tell what a model in hand does not."""
 
-    def __init__(
-        self,
-        model: VisionTransformer,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        headless: bool = False,
-    ) -> None:
-        self.has_known_head = not headless
-        self.module = model
-        self.name = name or f"torchvision/{type(model).__name__}"
-        self._refuse_unknown_parts()
+    def _usual_names(self, count: int) -> list[str] | None:
+        return describe(self.name, self.stand_in)[1]
+
+    def _usual_preprocess(self) -> Preprocess:
+        return describe(self.name, self.stand_in, getattr(self.module, "image_size", None))[0]
+
+
+class TorchvisionViT(TorchvisionModel):
+    """A ``VisionTransformer``: pre-norm blocks around ``nn.MultiheadAttention``; also with a convolutional stem."""
+
+    parts = ((EncoderBlock, nn.MultiheadAttention),)
+    stand_in = "torchvision/vit_b_16"
+
+    def _read_blocks(self) -> None:
+        model = self.module
+        self._refuse_unknown_blocks(model.encoder.layers, "self_attention")
         self.depth, self.embed_dim = len(model.encoder.layers), model.hidden_dim
         self.num_heads = model.encoder.layers[0].num_heads
         self.num_prefix_tokens = 1
         self.pooling = Pooling("token", self.num_prefix_tokens)
-        usual, names = describe(name, "torchvision/vit_b_16", model.image_size)
-        self._set_classes(0 if headless else _classes_of(self.name, model.heads), class_names, names)
-        self.preprocess = preprocess or usual
 
-    def _refuse_unknown_parts(self) -> None:
-        for layer, block in enumerate(self.module.encoder.layers):
-            attention = getattr(block, "self_attention", None)
-            if type(block) is not EncoderBlock or type(attention) is not nn.MultiheadAttention:
-                raise ModelError(
-                    f"{self.name}: block {layer} is a {type(block).__name__} with {type(attention).__name__}; "
-                    "only torchvision's own blocks are supported"
-                )
-        if self.module.image_size < self.module.patch_size:
-            size, patch = self.module.image_size, self.module.patch_size
-            raise ModelError(f"{self.name}: an image of {size} pixels holds no patch of {patch}")
+    def _count_classes(self) -> int:
+        return _classes_of(self.name, self.module.heads)
+
+    def _patch_size(self) -> tuple[int, int]:
+        return (self.module.patch_size,) * 2
 
     def embed(self, inputs: Tensor) -> Tensor:
         model = self.module
@@ -97,9 +94,7 @@ class TorchvisionViT(VisionModel):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        size = self.module.image_size
-        if tuple(inputs.shape[-2:]) != (size, size):
-            raise ModelError(f"{self.name} takes images [B, 3, {size}, {size}], got {list(inputs.shape)}")
+        self._check_size(inputs, (self.module.image_size,) * 2)
 
 
 def _classes_of(name: str, head: nn.Module) -> int:
@@ -112,34 +107,24 @@ def _classes_of(name: str, head: nn.Module) -> int:
 
 
 _PARTS = {
-    (SwinTransformerBlock, ShiftedWindowAttention, PatchMerging),
-    (SwinTransformerBlockV2, ShiftedWindowAttentionV2, PatchMergingV2),
+    SwinTransformerBlock: (ShiftedWindowAttention, PatchMerging),
+    SwinTransformerBlockV2: (ShiftedWindowAttentionV2, PatchMergingV2),
 }
+"""By class of block, its attention and what merges patches after a stage."""
 
 
-class TorchvisionSwin(StagedModel):
+class TorchvisionSwin(TorchvisionModel, StagedModel):
     """A ``SwinTransformer``, version 1 or 2, which normalises after each branch: what is added is the norm's output.
 
     The module takes images of any size and does not know its own: that is ``preprocess.size``, from the weights of its
     name, from ``img_size=``, or from an attribute ``image_size`` of the module such as torchvision's ViT has.
     """
 
-    family = "torchvision"
-    module: Any  # torch types the attributes of a module as tensors
     num_prefix_tokens = 0
 
-    def __init__(
-        self,
-        model: SwinTransformer,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        headless: bool = False,
-    ) -> None:
-        self.has_known_head = not headless
-        self.module = model
-        self.name = name or f"torchvision/{type(model).__name__}"
-        self._set_stages(len(stage) for stage in model.features[1::2])
+    def _read_blocks(self) -> None:
+        features = self.module.features
+        self._set_stages(len(stage) for stage in features[1::2])
         self.depth = self.stages[-1].stop
         self._refuse_unknown_parts()
         self._after = isinstance(self.get_block(0), SwinTransformerBlockV2)
@@ -148,26 +133,28 @@ class TorchvisionSwin(StagedModel):
             self.unavailable_points = dict.fromkeys(
                 ("norm1", "norm2"), "its norms come after the branches, as attn and mlp"
             )
-        self.embed_dim, self.num_heads = model.features[0][0].out_channels, self.get_block(0).attn.num_heads
+        self.embed_dim, self.num_heads = features[0][0].out_channels, self.get_block(0).attn.num_heads
         self.pooling = Pooling("avg", self.num_prefix_tokens)
-        stand_in = "torchvision/swin_v2_t" if self._after else "torchvision/swin_t"
-        usual, names = describe(name, stand_in, getattr(model, "image_size", None))
-        self._set_classes(0 if headless else _classes_of(self.name, model.head), class_names, names)
-        self.preprocess = preprocess or usual
-        if 0 in self.grid():
-            raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch}")
 
     def _refuse_unknown_parts(self) -> None:
-        merging = [type(self._merging(stage.stop - 1)) for stage in self.stages[:-1]]
+        merging = {type(self._merging(stage.stop - 1)) for stage in self.stages[:-1]}
         for layer in range(self.depth):
             block = self.get_block(layer)
             attention = type(getattr(block, "attn", None))
-            if not any((type(block), attention) == parts[:2] and {*merging} <= {parts[2]} for parts in _PARTS):
+            if not any(type(block) is kind and {attention, *merging} <= {*parts} for kind, parts in _PARTS.items()):
                 names = ", ".join(sorted({kind.__name__ for kind in (attention, *merging)}))
                 raise ModelError(
                     f"{self.name}: block {layer} is a {type(block).__name__} with {names}; "
-                    "only torchvision's own blocks are supported"
+                    f"only {self.parts_in_words} are supported"
                 )
+
+    @property
+    def stand_in(self) -> str:  # type: ignore[override]
+        """Of the same version."""
+        return "torchvision/swin_v2_t" if self._after else "torchvision/swin_t"
+
+    def _count_classes(self) -> int:
+        return _classes_of(self.name, self.module.head)
 
     def get_block(self, layer: int) -> Any:
         stage = self._stage(layer)
@@ -176,8 +163,7 @@ class TorchvisionSwin(StagedModel):
     def _merging(self, layer: int) -> Any:
         return self.module.features[2 + 2 * self._stage(layer)] if self._ends_stage(layer) else None
 
-    @property
-    def _patch(self) -> tuple[int, int]:
+    def _patch_size(self) -> tuple[int, int]:
         height, width = self.module.features[0][0].stride
         return height, width
 
@@ -190,7 +176,7 @@ class TorchvisionSwin(StagedModel):
         return model.head(model.flatten(model.avgpool(model.permute(normed))))  # type: ignore[no-any-return]
 
     def _patch_grid(self, inputs: Tensor | None) -> tuple[int, int]:
-        height, width = (side // patch for side, patch in zip(self.preprocess.size, self._patch, strict=True))
+        height, width = (side // patch for side, patch in zip(self.preprocess.size, self._patch_size(), strict=True))
         return height, width
 
     def windows(self, layer: int) -> Windows:
@@ -214,8 +200,7 @@ class TorchvisionSwin(StagedModel):
 
     def check_inputs(self, inputs: Tensor) -> None:
         super().check_inputs(inputs)
-        if tuple(inputs.shape[-2:]) != tuple(self.preprocess.size):
-            self._refuse_size(inputs, "; give img_size= to load, or preprocess= to wrap")
+        self._check_size(inputs, advice="; give img_size= to load, or preprocess= to wrap")
 
 
 def _convnext_chain(model: Any) -> Chain:
@@ -256,18 +241,12 @@ class TorchvisionConv(ConvModel):
     family = "torchvision"
 
     def __init__(
-        self,
-        model: nn.Module,
-        name: str | None = None,
-        class_names: list[str] | None = None,
-        preprocess: Preprocess | None = None,
-        headless: bool = False,
+        self, model: nn.Module, *, name: str | None = None, preprocess: Preprocess | None = None, **facts: Any
     ) -> None:
         chain, stand_in = next(entry for kind, entry in _CHAINS.items() if isinstance(model, kind))
         usual, names = describe(name, f"torchvision/{stand_in}", getattr(model, "image_size", None))
-        options: dict[str, Any] = {"headless": headless, "usual_names": names}
-        name = name or f"torchvision/{type(model).__name__}"
-        super().__init__(model, chain(model), name, class_names, preprocess or usual, **options)
+        facts |= {"preprocess": preprocess or usual, "usual_names": names}
+        super().__init__(model, chain(model), name=name or f"torchvision/{type(model).__name__}", **facts)
 
 
 FAMILIES: dict[type[nn.Module], Callable[..., VisionModel]] = {
