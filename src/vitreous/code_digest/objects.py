@@ -9,12 +9,12 @@ import json
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from vitreous.code_digest.sources import is_from_file, is_library, report, source_of
-from vitreous.code_digest.writes import codes_of, writes_of
+from vitreous.code_digest.writes import codes_of, wrapped_by, writes_of
 from vitreous.errors import one_line
 
 _UNKNOWN = "unknown "
@@ -109,9 +109,9 @@ class _Description:
             return ["partial", *map(self.of, (value.func, value.args, value.keywords))]
         if isinstance(value, types.MethodType):
             return ["method", self.of(value.__func__), self._owner(value.__self__, value.__func__)]
-        inner = _wrapped_functions(value)
-        if inner is not None:
-            return [type(value).__name__, *map(self.of, inner)]
+        functions = wrapped_by(value)
+        if functions is not None:
+            return [type(value).__name__, *map(self.of, functions)]
         if isinstance(value, types.CodeType):
             return self._code(value)
         if isinstance(value, types.MappingProxyType):
@@ -207,15 +207,6 @@ def _contents(cells: Iterable[Any]) -> list[Any]:
         except ValueError:  # a variable that is not set yet
             contents.append(...)
     return contents
-
-
-def _wrapped_functions(value: Any) -> list[Any] | None:
-    """Return the functions that a descriptor is made of; ``None`` for anything else."""
-    if isinstance(value, property):
-        return [value.fget, value.fset, value.fdel]
-    if isinstance(value, staticmethod | classmethod):
-        return [value.__func__]
-    return [value.func] if isinstance(value, cached_property) else None
 
 
 def _is_internal(key: str, member: Any) -> bool:

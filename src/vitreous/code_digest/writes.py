@@ -10,7 +10,7 @@ import dis
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partialmethod
 from typing import Any, NamedTuple
 
 from vitreous.code_digest.sources import is_library
@@ -71,23 +71,25 @@ def names_read(functions: Iterable[Any]) -> frozenset[str]:
     return frozenset().union(*(_names_read(f.__code__) for member in functions for f in functions_of(member)))
 
 
+def wrapped_by(member: Any) -> tuple[Any, ...] | None:
+    """Return the functions that a descriptor is made of; ``None`` for anything else."""
+    if isinstance(member, property):
+        return member.fget, member.fset, member.fdel
+    if isinstance(member, staticmethod | classmethod):
+        return (member.__func__,)
+    return (member.func,) if isinstance(member, cached_property) else None
+
+
 def functions_of(member: Any) -> Iterator[types.FunctionType]:
     """Yield the functions with code that a member of a class is made of, without their decorators of other origin."""
-    if isinstance(member, property):
-        parts: tuple[Any, ...] = (member.fget, member.fset, member.fdel)
-    elif isinstance(member, staticmethod | classmethod | types.MethodType):
-        parts = (member.__func__,)
-    elif isinstance(member, cached_property):
-        parts = (member.func,)
-    else:
-        parts = (member,)
-    for part in parts:
+    if isinstance(member, types.MethodType | partialmethod):
+        member = member.__func__ if isinstance(member, types.MethodType) else member.func
+    for part in wrapped_by(member) or (member,):
         if isinstance(part, types.FunctionType):
-            yield part
-            inner: Any = part
-            while (inner := getattr(inner, "__wrapped__", None)) is not None:
-                if isinstance(inner, types.FunctionType):
-                    yield inner
+            while part is not None:
+                if isinstance(part, types.FunctionType):
+                    yield part
+                part = getattr(part, "__wrapped__", None)
 
 
 def _methods(owner: type | None, names: Iterable[str], until: type) -> Iterator[types.FunctionType]:

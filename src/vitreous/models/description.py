@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import os
 import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, partialmethod
+from operator import itemgetter
 from threading import Lock
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset((int, float, bool, str, complex, bytes, type(None), type(...)))
 _BY_TEXT = (torch.dtype, torch.layout, torch.memory_format, slice, range, np.generic, np.dtype, re.Pattern)
-_DICTS = (dict, types.MappingProxyType)
+_COLLECTIONS = (tuple, list, set, frozenset, dict, types.MappingProxyType)
+_DESCRIPTORS = (property, classmethod, cached_property, partialmethod)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in vars(nn.Module()) if re.fullmatch(r"_(forward|backward)(_pre)?_hooks.*", name))
 _GLOBAL_HOOKS = tuple(name for name in vars(torch_module) if re.fullmatch(r"_global_(for|back)ward.*_hooks.*", name))
@@ -87,7 +88,7 @@ class Description:
         self._objects: dict[int, Any] = {}
         self._modules = list(model.named_modules())
         self._paths = {id(module): path for path, module in self._modules}
-        patches = [patch for kind in self._classes() for patch in _patches(kind)]
+        patches = [(f"{type_name(kind)}.{name}", member) for kind in self._classes() for name, member in _patches(kind)]
         hooks = [hook for _, module in self._modules for hook in _functions_on(module)]
         self._functions = (*((member, None) for _, member in patches), *hooks)
         self._read_code()
@@ -198,10 +199,10 @@ class Description:
         if isinstance(value, set | frozenset):
             return sorted(repr(self._plain(item, path, depth)) for item in value)
         items = [(repr(self._plain(key, path, depth)), item) for key, item in value.items()]
-        return [(key, self._plain(item, f"{path}[{key}]", depth)) for key, item in sorted(items, key=_first)]
+        return [(key, self._plain(item, f"{path}[{key}]", depth)) for key, item in sorted(items, key=itemgetter(0))]
 
     def _compound(self, value: Any, path: str, depth: int) -> Any:
-        if isinstance(value, (tuple, list, set, frozenset, *_DICTS)):
+        if isinstance(value, _COLLECTIONS):
             return [type(value).__name__, *self._items(value, path, depth)]
         if isinstance(value, partial):
             return ["partial", *(self._plain(part, path, depth) for part in (value.func, value.args, value.keywords))]
@@ -227,7 +228,7 @@ class Description:
             read |= names_read(members.values())
             calls = [member for name, member in members.items() if name in self._facts.called or name == "__call__"]
             written |= writes_of(calls, kind).attributes
-        for name, attribute in sorted(getattr(value, "__dict__", {}).items(), key=_first):
+        for name, attribute in sorted(getattr(value, "__dict__", {}).items()):
             if name in read and name not in written:
                 line.append((name, self._plain(attribute, f"{path}.{name}", depth)))
         return line
@@ -264,11 +265,10 @@ class Description:
 
 def _patches(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the members of a library's class that are not its own: functions that someone put there."""
-    if is_external(kind) or kind is object:
-        return
-    for name, member in list(vars(kind).items()):
-        if _is_patch(kind, name, member):
-            yield f"{type_name(kind)}.{name}", member if callable(member) else tuple(functions_of(member))
+    if not is_external(kind) and kind is not object:
+        for name, member in list(vars(kind).items()):
+            if _is_patch(kind, name, member):
+                yield name, member if callable(member) else tuple(functions_of(member))
 
 
 def _is_patch(kind: type, name: str, member: Any) -> bool:
@@ -278,7 +278,7 @@ def _is_patch(kind: type, name: str, member: Any) -> bool:
         if is_of_file and member.__qualname__ == f"{kind.__qualname__}.{name}":
             return False
         return any(map(is_external, functions)) or _is_of_another(member, kind, name)
-    if isinstance(member, type) or not (callable(member) or isinstance(member, property | classmethod)):
+    if isinstance(member, type) or not (callable(member) or isinstance(member, _DESCRIPTORS)):
         return False
     return any(map(is_external, functions)) if functions else is_external(member)
 
@@ -345,10 +345,6 @@ def _code_of(kinds: Sequence[type], functions: Sequence[Hung]) -> Iterator[Any]:
 # -- names and digests ---------------------------------------------------------------------------------
 
 
-def _first(item: tuple[Any, Any]) -> str:
-    return str(item[0])
-
-
 def type_name(kind: type) -> str:
     """The name of a class; one from elsewhere is known by its code, whatever the file is called."""
     return kind.__qualname__ if is_external(kind) else f"{kind.__module__}.{kind.__qualname__}"
@@ -368,9 +364,6 @@ def digest_of(value: Any) -> str:
 
 
 # -- what is not as the library built it ---------------------------------------------------------------
-
-LIBRARIES = ("torch", "timm", "transformers", "torchvision", "vitreous")
-_NEUTRAL = ("builtins", "abc", "typing", "collections", "enum")
 
 
 def deviations(model: nn.Module) -> dict[str, str]:
@@ -403,33 +396,8 @@ def deviation(module: nn.Module, kinds: dict[type, str] | None = None) -> str:
 
 def _class_deviation(kind: type) -> str:
     for base in kind.__mro__:
-        package = base.__module__.partition(".")[0]
-        if package in _NEUTRAL:
-            continue
-        if package not in LIBRARIES:
+        if is_external(base):
             return f"the class {base.__module__}.{base.__qualname__}"
-        for name, value in vars(base).items():
-            if not _is_library_code(value):
-                return f"a replaced {base.__name__}.{name}"
-        own = vars(base).get("forward")
-        if isinstance(own, FunctionType) and own.__qualname__.rpartition(".")[0] not in ("", base.__qualname__):
-            return f"a replaced {base.__name__}.forward ({own.__qualname__})"
+        for name, _ in _patches(base):
+            return f"a replaced {base.__name__}.{name}"
     return ""
-
-
-def _is_library_code(value: Any) -> bool:
-    """Whether a function of a class comes from a file of a library; what is no function does."""
-    if isinstance(value, property):
-        return all(_is_library_code(part) for part in (value.fget, value.fset, value.fdel))
-    if isinstance(value, cached_property | partial | partialmethod):
-        return _is_library_code(value.func)
-    value = getattr(value, "__func__", value)
-    if not isinstance(value, FunctionType):
-        return True
-    path = value.__code__.co_filename
-    return path.startswith("<") or path.startswith(_folders())
-
-
-def _folders() -> tuple[str, ...]:
-    files = [getattr(sys.modules.get(name), "__file__", None) for name in LIBRARIES]
-    return tuple(os.path.dirname(file) + os.sep for file in files if file)

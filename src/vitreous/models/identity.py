@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary, WeakSet, finalize, ref
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import VitreousWarning
@@ -42,13 +43,14 @@ _PROBES = 8
 
 
 def fingerprint_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the digest of named tensors, of every byte. Cost: about a tenth of a forward; one synchronisation."""
+    """Return the digest of named tensors, of every byte. Cost: about a tenth of a forward."""
     named = [(name, _dense(tensor)) for name, tensor in tensors]
     digest = hashlib.blake2b(digest_size=16)
     with torch.no_grad():
-        for (name, tensor), sums in zip(named, _sums([tensor for _, tensor in named]), strict=True):
+        sums = [_row_sums(tensor) for _, tensor in named]  # a GPU has begun with the last when the first is waited for
+        for (name, tensor), numbers in zip(named, sums, strict=True):
             digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-            digest.update(sums)
+            digest.update(numbers.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -71,47 +73,19 @@ def _place(tensor: Tensor) -> int:
     return tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _sums(tensors: Sequence[Tensor]) -> list[bytes]:
-    """Return the sums of the rows of each tensor, the last one padded; those of one place in memory once."""
-    places = [(t.device, t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
-    distinct = dict(zip(places, tensors, strict=True))
-    sums: dict[Any, bytes] = {}
-    for device in dict.fromkeys(tensor.device for tensor in tensors):
-        mine = {place: _bytes(tensor) for place, tensor in distinct.items() if tensor.device == device}
-        ends = torch.zeros(len(mine), _BYTES, dtype=torch.uint8, device=device)
-        rows = []
-        for end, flat in zip(ends, mine.values(), strict=True):
-            in_rows = len(flat) // _BYTES * _BYTES
-            end[: len(flat) - in_rows].copy_(flat[in_rows:])
-            rows.append(_row_sums(flat[:in_rows]))
-        numbers = torch.cat([_row_sums(ends.view(-1)), *rows]).cpu().numpy()
-        first = len(mine)
-        for number, (place, own) in enumerate(zip(mine, rows, strict=True)):
-            sums[place] = numbers[first : first + len(own)].tobytes() + numbers[number : number + 1].tobytes()
-            first += len(own)
-    return [sums[place] for place in places]
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return flat if flat.data_ptr() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat.clone()
-
-
-def _row_sums(flat: Tensor) -> Tensor:
-    """Return the sums of rows of bytes."""
-    words, keys = flat.view(torch.int32).view(-1, _ROW), _keys(flat.device)
-    sums = torch.empty(len(words), dtype=torch.int64, device=flat.device)
-    if not len(words):
-        return sums
-    count = 32 if flat.device.type == "cpu" else 2**11  # few enough to stay in the cache of a core
-    buffer = torch.empty(min(count, len(words)), _ROW, dtype=torch.int64, device=flat.device)
-    for chunk, out in zip(torch.split(words, count), torch.split(sums, count), strict=True):
-        part = buffer[: len(chunk)].copy_(chunk)
-        if flat.device.type == "cpu":
-            torch.mv(part, keys, out=out)
-        else:
-            torch.sum(part.mul_(keys), dim=1, out=out)
-    return sums
+def _row_sums(tensor: Tensor) -> Tensor:
+    """Return the sums of the rows of a tensor, after which there is always one that is padded, of what is left."""
+    flat, is_cpu = tensor.detach().contiguous().reshape(-1).view(torch.uint8), tensor.device.type == "cpu"
+    flat = flat if flat.data_ptr() % 4 == 0 and flat.storage_offset() % 4 == 0 else flat.clone()
+    in_rows = len(flat) // _BYTES * _BYTES
+    end = F.pad(flat[in_rows:], (0, in_rows + _BYTES - len(flat)))
+    words, last = (part.view(torch.int32).view(-1, _ROW) for part in (flat[:in_rows], end))
+    count = min(len(words) or 1, 32 if is_cpu else 2**11)  # few enough to stay in the cache of a core
+    buffer, keys, sums = torch.empty(count, _ROW, dtype=torch.int64, device=flat.device), _keys(flat.device), []
+    for chunk in (*torch.split(words, count), last):
+        rows = buffer[: len(chunk)].copy_(chunk)
+        sums.append(torch.mv(rows, keys) if is_cpu else rows.mul_(keys).sum(dim=1))
+    return torch.cat(sums)
 
 
 @lru_cache(maxsize=8)
@@ -181,7 +155,7 @@ class Snapshot:
     """
 
     def __init__(self, model: VisionModel, description: Description | None = None) -> None:
-        origin = model if model.source_model is None else model.source_model
+        origin = model.source_model or model
         description = description or Description(origin.module, origin)
         self._module, self._view_tensors = ref(origin.module), description.view_tensors
         self._state = state_of([*description.tensors, *self._view_tensors])
@@ -195,7 +169,7 @@ class Snapshot:
     @classmethod
     def of_result(cls, model: VisionModel) -> Snapshot:
         """Return one for what may outlive the model: it is read when that goes, if nobody has asked before."""
-        origin = model if model.source_model is None else model.source_model
+        origin = model.source_model or model
         description = Description(origin.module, origin)
         taken = cls(origin, description)
         _wait(origin.module, description.tensors, taken)
@@ -204,7 +178,7 @@ class Snapshot:
     @classmethod
     def of_question(cls, model: VisionModel) -> Snapshot:
         """Return the one of an earlier question, if it was not read yet and nothing seems to have changed."""
-        taken, module = cls(model), (model if model.source_model is None else model.source_model).module
+        taken, module = cls(model), (model.source_model or model).module
         with _guard:
             earlier = _asked.get(module)
             is_same = earlier is not None and (earlier._state, earlier._parts) == (taken._state, taken._parts)

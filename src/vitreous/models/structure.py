@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn import functional as F
 
+from vitreous.code_digest import is_external
 from vitreous.errors import ModelError, one_line
-from vitreous.models.description import LIBRARIES, deviation, deviations
+from vitreous.models.description import deviation, deviations
 from vitreous.models.shared_copy import rounding
 
 
@@ -261,11 +262,9 @@ def _may_be_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer, or holds some and nothing of a library that is not linear."""
     harmless = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
     parts = list(module.modules())
-    is_library = (type(part).__module__.partition(".")[0] in LIBRARIES for part in parts)
-    odd = [
-        part for part, is_known in zip(parts, is_library, strict=True) if is_known and not isinstance(part, harmless)
-    ]
-    return not odd and any(isinstance(part, nn.Linear) for part in parts)
+    return any(isinstance(part, nn.Linear) for part in parts) and all(
+        isinstance(part, harmless) or is_external(type(part)) for part in parts
+    )
 
 
 def _scale(scale: Any, projection: Tensor) -> Tensor | None:
