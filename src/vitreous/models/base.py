@@ -17,7 +17,7 @@ from vitreous.models.class_names import check_count, check_index, find_label, sh
 from vitreous.models.identity import ModelIdentity, Snapshot
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import copy_structure, recall, remember, verify
+from vitreous.models.shared_copy import copy_structure, exact_pass, remembered, verify
 from vitreous.models.structure import Weights, Windows, count_operations
 
 if TYPE_CHECKING:
@@ -203,21 +203,12 @@ class VisionModel(ABC):
 
     def _operation_counts(self, layer: int | None) -> Mapping[str, int]:
         key = ("operations", type(self), self.identity_extras, self.preprocess.size)
-        counts: dict[int | None, dict[str, int]] | None = recall(self.module, key)
-        if counts is None:
-            counts = self._count_operations()
-            remember(self.module, key, counts)
-        return counts[layer]
+        return remembered(self.module, key, self._count_operations)[layer]
 
     def _count_operations(self) -> dict[int | None, dict[str, int]]:
         counts: dict[int | None, dict[str, int]] = {None: {}}
         copy = self.shared_copy()
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast(self.device.type, enabled=False),
-            torch._C.DisableTorchFunction(),
-        ):
+        with exact_pass(self, gradients=True), torch._C.DisableTorchFunction():
             count, width = copy.num_prefix_tokens + math.prod(copy.grid()), copy.embed_dim_at(0)
             tokens = torch.randn(1, count, width, generator=torch.Generator().manual_seed(0))
             tokens = tokens.to(self.device, self.dtype)

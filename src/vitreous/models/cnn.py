@@ -22,7 +22,7 @@ from vitreous.errors import ModelError, VitreousWarning, nearest
 from vitreous.models.base import VisionModel
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import failing_forward, gap, overridden, recall, remember
+from vitreous.models.shared_copy import exact_pass, failing_forward, gap, overridden, remembered
 from vitreous.models.structure import NODES, count_operations, operations_in
 from vitreous.models.submodels import run_until, select_logits
 
@@ -129,7 +129,8 @@ class ConvModel(VisionModel):
         self.depth, self.pooling, self.num_classes, self.class_names = len(chain), Pooling("avg", 0), 0, class_names
         if headless:  # a part of a larger model, which is wrapped as a whole
             return
-        self._facts = self._find_facts()
+        key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype)
+        self._facts = remembered(model, key, self._find_facts)
         self.is_relu_only, self.embed_dim = self._facts.is_relu_only, self._facts.shapes[-1][0]
         stages = [
             list(group) for _, group in itertools.groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))
@@ -253,14 +254,8 @@ class ConvModel(VisionModel):
     # -- what one image tells --------------------------------------------------------------------------
 
     def _find_facts(self) -> _Facts:
-        key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype)
-        facts: _Facts | None = recall(self.module, key)
-        if facts is None:
-            off = torch.autocast(self.device.type, enabled=False)
-            with torch.inference_mode(False), torch.no_grad(), off, failing_forward(self.name, "one image"):
-                facts = self.shared_copy(own_tensors=True)._probe()
-            remember(self.module, key, facts)
-        return facts
+        with exact_pass(self), failing_forward(self.name, "one image"):
+            return self.shared_copy(own_tensors=True)._probe()
 
     def _probe(self) -> _Facts:
         noise = torch.randn(1, 3, *self.preprocess.size, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import ModelError
-from vitreous.models.shared_copy import overridden
+from vitreous.models.shared_copy import exact_pass, overridden
 from vitreous.models.structure import graph_nodes
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def infer_pooling(model: VisionModel, usual: Pooling) -> Pooling | None:
     copy = model.shared_copy()
     grid = copy.last_grid()
     count = copy.num_prefix_tokens + math.prod(grid)
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
+    with exact_pass(model, gradients=True):
         draws = torch.Generator().manual_seed(0)
         tokens = torch.randn(1, count, copy.embed_dim_at(copy.depth - 1), generator=draws)
         tokens = tokens.to(model.device, model.dtype).requires_grad_()

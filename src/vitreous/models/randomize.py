@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.base import VisionModel
-from vitreous.models.shared_copy import copy_structure, recall, remember
+from vitreous.models.shared_copy import copy_structure, exact_pass, remembered
 from vitreous.models.structure import graph_nodes
 from vitreous.models.submodels import SubModel
 from vitreous.registry import check_choice
@@ -50,11 +51,7 @@ def stage_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
     if isinstance(model, SubModel):
         raise ModelError(f"{model.name} is a part of a model or has another head; only whole models are randomised")
     key = (type(model), model.preprocess.size, *map(id, model.module.parameters()))
-    parameters: dict[str, tuple[str, ...]] | None = recall(model.module, key)
-    if parameters is None:
-        parameters = _find_parameters(model)
-        remember(model.module, key, parameters)
-    return dict(parameters)
+    return dict(remembered(model.module, key, partial(_find_parameters, model)))
 
 
 def randomised(
@@ -116,7 +113,7 @@ def _find_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
         for name in parameters[stage]:
             del left[name]
 
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(copy.device.type, enabled=False):
+    with exact_pass(copy, gradients=True):
         tokens = copy.embed(torch.zeros(1, 3, *copy.preprocess.size, dtype=copy.dtype, device=copy.device))
         take("embeddings", _reached(tokens, names))
         for layer in range(copy.depth):

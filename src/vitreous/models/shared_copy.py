@@ -14,10 +14,9 @@ same occasion, and found again when anything was changed that decides what a for
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -35,10 +34,9 @@ if TYPE_CHECKING:
     from vitreous.models.pooling import Pooling
 
 T = TypeVar("T", bound="nn.Module | VisionModel")
+F = TypeVar("F")
 
 _INTERNAL = frozenset(vars(nn.Module()))
-_LAST = list(vars(nn.Module())).index("_modules")
-"""Every module begins with the same attributes in one order, unless something was set before torch could."""
 
 
 def settings_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -81,22 +79,24 @@ def structure(model: nn.Module) -> list[int]:
 
 
 def _module_digest(module: nn.Module) -> list[int]:
-    number, attributes = id(module), module.__dict__
-    if number in _with_written_names or next(islice(attributes, _LAST, None), "") != "_modules":
-        digest = [hash((number, *(id(value) for _, value in settings_of(module))))]
-    else:  # the same, quickly
-        digest = [hash((number, *map(id, islice(attributes.values(), _LAST + 1, None))))]
+    attributes = vars(module)
+    digest = [hash((id(module), *(id(value) for _, value in settings_of(module))))]
     if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
         digest += (*attributes["_forward_hooks"], -1, *attributes["_forward_pre_hooks"])
     return digest
 
 
-class _Watch:
-    """Holds a digest good: identities are only unique among what lives, and containers change without a new one."""
+class _Entry:
+    """What was found about a model, while its structure is what it was.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.is_stale = False
-        self._alive: list[Any] = []
+    Identities are only unique among what lives, and containers change without a new one.
+    """
+
+    def __init__(self, model: nn.Module, now: list[int]) -> None:
+        self.facts: dict[Any, Any] = {}
+        self._structure = now
+        self._held: list[Any] = []
+        self._refs: list[ref[Any]] = []
         self._containers: list[tuple[ref[nn.Module], str]] = []
         containers = set[int]()
         for module in model.modules():
@@ -113,25 +113,17 @@ class _Watch:
             self._hold(value)
         self._digest = self._content_digest()
 
-    def holds(self) -> bool:
+    def is_current(self, now: list[int]) -> bool:
         """Whether everything that was there still is, and containers hold what they held."""
-        return not self.is_stale and (not self._containers or self._digest == self._content_digest())
+        is_alive = self._structure == now and all(reference() is not None for reference in self._refs)
+        return is_alive and self._digest == self._content_digest()
 
     def _hold(self, value: Any) -> None:
         if isinstance(value, _HELD):
-            self._alive.append(value)
-            return
-        watch_ref = ref(self)
-
-        def mark_stale(_: Any) -> None:
-            watch = watch_ref()
-            if watch is not None:
-                watch.is_stale = True
-
-        try:
-            self._alive.append(ref(value, mark_stale))
-        except TypeError:  # a plain list or dict, of which only the contents count
-            return
+            self._held.append(value)
+        else:
+            with suppress(TypeError):  # a plain list or dict, of which only the contents count
+                self._refs.append(ref(value))
 
     def _content(self) -> Iterator[Any]:
         for owner, name in self._containers:
@@ -143,7 +135,7 @@ class _Watch:
 
 
 _HELD = (bool, int, float, complex, str, bytes, tuple, frozenset, torch.dtype, torch.device, property, staticmethod)
-"""What a watch keeps alive, so that no other object gets its identity; none of these refers to a model."""
+"""What an entry keeps alive, so that no other object gets its identity; none of these refers to a model."""
 
 
 def _contents(value: Any) -> Any:
@@ -158,33 +150,28 @@ def _contents(value: Any) -> Any:
     return attributes.values() if isinstance(attributes, dict) else None
 
 
-class _Entry(NamedTuple):
-    structure: list[int]
-    watch: _Watch
-    facts: dict[Any, Any]
-
-
 _entries: WeakKeyDictionary[nn.Module, _Entry] = WeakKeyDictionary()
 
 
-def _current(model: nn.Module, now: list[int]) -> _Entry | None:
-    entry = _entries.get(model)
-    return entry if entry is not None and entry.structure == now and entry.watch.holds() else None
+def facts_about(model: nn.Module) -> dict[Any, Any]:
+    """Return what was found about a model since anything changed that decides what its forward does.
+
+    What is added must not refer to the model.
+    """
+    now, entry = structure(model), _entries.get(model)
+    if entry is None or not entry.is_current(now):
+        entry = _entries[model] = _Entry(model, now)
+    return entry.facts
 
 
-def recall(model: nn.Module, key: Any) -> Any:
-    """Return what was remembered of a model; ``None`` if anything changed since that decides what its forward does."""
-    entry = _current(model, structure(model))
-    return None if entry is None else entry.facts.get(key)
-
-
-def remember(model: nn.Module, key: Any, fact: Any) -> None:
-    """Keep what was found about a model, until its structure changes. It must not refer to the model."""
-    now = structure(model)
-    entry = _current(model, now)
-    if entry is None:
-        entry = _entries[model] = _Entry(now, _Watch(model), {})
-    entry.facts[key] = fact
+def remembered(model: nn.Module, key: Any, find: Callable[[], F]) -> F:
+    """Return a fact about a model, which is found only where it is not known yet."""
+    facts = facts_about(model)
+    if key not in facts:
+        fact = find()
+        facts = facts_about(model)  # finding it may have told what a forward writes
+        facts[key] = fact
+    return facts[key]  # type: ignore[no-any-return]
 
 
 # -- what a forward writes ---------------------------------------------------------------------------------
@@ -193,8 +180,6 @@ _written_tensors: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictiona
 """The modules of verified models whose tensors a forward writes, by their paths."""
 _written_names: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
 """Attributes of a module that its own forward sets: they change with every call and are no setting."""
-_with_written_names: set[int] = set()
-"""The modules among these by their identities, which are looked up faster."""
 
 
 class _Writes:
@@ -219,7 +204,6 @@ class _Writes:
             names = frozenset(name for name, value in vars(copied).items() if before.get(name) != id(value))
             if names:
                 _written_names[module] = _written_names.get(module, frozenset()) | names
-                _with_written_names.add(id(module))
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
@@ -342,6 +326,14 @@ def overridden(*overrides: tuple[nn.Module, str, Any]) -> Iterator[None]:
             attributes.update({} if own is None else {name: own})
 
 
+@contextmanager
+def exact_pass(model: VisionModel, gradients: bool = False) -> Iterator[None]:
+    """Run what is inside in the model's own precision and outside inference mode, whatever the caller's modes are."""
+    no_autocast = torch.autocast(model.device.type, enabled=False)
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients), no_autocast:
+        yield
+
+
 # -- verification ------------------------------------------------------------------------------------------
 
 
@@ -361,20 +353,20 @@ def verify(model: VisionModel, inputs: Tensor) -> None:
     nothing. Cost: two or three forwards of one image, once for each structure of a model and size of its inputs.
     """
     key = ("verified", type(model), model.identity_extras, tuple(inputs.shape[1:]), inputs.dtype)
-    findings = recall(model.module, key)
+    findings = facts_about(model.module).get(key)
     if findings is None:
         findings = _verify(model, inputs[:1].detach())
         if (
             findings.pooling is not None or model.has_own_pooling
         ):  # a head of zeros may be trained, and read tokens then
-            remember(model.module, key, findings)
+            facts_about(model.module)[key] = findings
     if model.deviations is not findings.deviations:
         model.pooling = findings.pooling or model.pooling
         model.deviations, model.deviating_layers = findings.deviations, findings.layers
 
 
 def _verify(model: VisionModel, image: Tensor) -> _Findings:
-    with torch.inference_mode(False), torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+    with exact_pass(model):
         image = image.clone() if image.is_inference() else image
         seen, other = (model.shared_copy(own_tensors=True) for _ in range(2))
         by_parts, by_model = (_Writes(model.module, copy.module) for copy in (seen, other))

@@ -18,7 +18,7 @@ from vitreous.errors import ModelError
 from vitreous.models.base import VisionModel
 from vitreous.models.pooling import Pooling, infer_pooling
 from vitreous.models.preprocess import Preprocess
-from vitreous.models.shared_copy import failing_forward, overridden, recall, remember
+from vitreous.models.shared_copy import exact_pass, failing_forward, overridden, remembered
 from vitreous.models.structure import Weights, Windows
 
 _FACTS = (
@@ -303,22 +303,14 @@ class WrappedModel(DerivedModel):
     def _surroundings(self) -> _Surroundings:
         """Return what is known about this structure, found when it is first wrapped."""
         key = ("surroundings", self.path, self.output_key, self.preprocess.size)
-        facts: _Surroundings | None = recall(self.module, key)
-        if facts is None:
-            self._shapes, classes = self._probe()
-            pooling = infer_pooling(self, self.inner.pooling)
-            if pooling is None:
-                raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
-            facts = _Surroundings(self._shapes, classes, pooling)
-            remember(self.module, key, facts)
+        facts = remembered(self.module, key, self._probe)
         self._shapes = facts.shapes
         return facts
 
     def read_pooling(self) -> Pooling:
         return self._surroundings().pooling
 
-    def _probe(self) -> tuple[tuple[tuple[int, int], ...], int]:
-        """Return the shapes that blocks give, and the number of classes."""
+    def _probe(self) -> _Surroundings:
         copy, shapes = self.shared_copy(own_tensors=True), list[tuple[int, int]]()
 
         def noting_shape(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -330,14 +322,17 @@ class WrappedModel(DerivedModel):
             return forward
 
         blocks = [copy.get_block(layer) for layer in range(self.depth)]
-        off = torch.autocast(self.device.type, enabled=False)
         noting = overridden(*((block, "forward", noting_shape(block.forward)) for block in blocks))
-        with torch.inference_mode(False), torch.no_grad(), off, failing_forward(self.name, "a blank image"), noting:
+        with exact_pass(self), failing_forward(self.name, "a blank image"), noting:
             logits = copy._select(copy.module(self._blank()))
         if len(shapes) != self.depth:
             inner = self.path or "it"
             raise ModelError(f"{self.name}: its forward runs {len(shapes)} blocks, {inner} has {self.depth}")
-        return tuple(shapes), logits.shape[1]
+        self._shapes = tuple(shapes)
+        pooling = infer_pooling(self, self.inner.pooling)
+        if pooling is None:
+            raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
+        return _Surroundings(self._shapes, logits.shape[1], pooling)
 
     def _blank(self) -> Tensor:
         return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
