@@ -346,9 +346,8 @@ class VisionModel(ABC):
     def select_tokens(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Return the prefix tokens and the patch tokens ``keep`` (``[B, k]``), each with the position it had."""
         if not self.can_drop_tokens:
-            raise ModelError(
-                f"{self.name} cannot leave tokens out: its layers need the whole grid; mask their embeddings instead"
-            )
+            reason = "its layers need the whole grid; mask their embeddings instead"
+            raise ModelError(f"{self.name} cannot leave tokens out: {reason}")
         patches = tokens.shape[1] - self.num_prefix_tokens
         is_integer = keep.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
         if keep.ndim != 2 or keep.shape[0] != tokens.shape[0] or not is_integer:

@@ -129,9 +129,8 @@ def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> in
 
 def _indices(wanted: str, names: Sequence[str]) -> list[int]:
     lower = [name.lower() for name in names]
-    return [i for i, name in enumerate(lower) if name == wanted] or [
-        i for i, name in enumerate(lower) if wanted in _synonyms(name)
-    ]
+    exact = [index for index, name in enumerate(lower) if name == wanted]
+    return exact or [index for index, name in enumerate(lower) if wanted in _synonyms(name)]
 
 
 def check_index(index: int, classes: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -49,15 +49,9 @@ def by_convolutions(model: Any) -> Chain:
 
     What pools the last of them belongs to the head, so that the last map is that of the last convolution, rectified.
     """
-    blocks: list[tuple[str, ...]] = []
-    for name, module in model.features.named_children():
-        if isinstance(module, nn.Conv2d):
-            blocks.append((f"features.{name}",))
-        elif blocks:
-            blocks[-1] += (f"features.{name}",)
+    *blocks, last = _cut_features(model, lambda name, module: isinstance(module, nn.Conv2d))
     pools = nn.MaxPool2d | nn.AvgPool2d
-    blocks[-1] = tuple(path for path in blocks[-1] if not isinstance(model.get_submodule(path), pools))
-    return tuple(blocks)
+    return *blocks, tuple(path for path in last if not isinstance(model.get_submodule(path), pools))
 
 
 def dense_chain(model: Any) -> Chain:
@@ -65,9 +59,13 @@ def dense_chain(model: Any) -> Chain:
 
     Inside a dense block every layer reads all layers before it, so that it cannot be cut further.
     """
+    return _cut_features(model, lambda name, module: name.startswith("denseblock"))
+
+
+def _cut_features(model: Any, begins: Callable[[str, nn.Module], bool]) -> Chain:
     blocks: list[tuple[str, ...]] = []
-    for name, _ in model.features.named_children():
-        if name.startswith("denseblock"):
+    for name, module in model.features.named_children():
+        if begins(name, module):
             blocks.append((f"features.{name}",))
         elif blocks:
             blocks[-1] += (f"features.{name}",)
@@ -132,9 +130,8 @@ class ConvModel(VisionModel):
         key = (type(self), self.chain, self.output_key, self.preprocess.size, self.dtype)
         self._facts = remembered(model, key, self._find_facts)
         self.is_relu_only, self.embed_dim = self._facts.is_relu_only, self._facts.shapes[-1][0]
-        stages = [
-            list(group) for _, group in itertools.groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))
-        ]
+        layers = itertools.groupby(range(self.depth), key=lambda layer: self.grid(layer=layer))
+        stages = [list(stage) for _, stage in layers]
         self.stages = tuple(range(stage[0], stage[-1] + 1) for stage in stages) if len(stages) > 1 else ()
         self._set_classes(self._facts.classes, class_names, usual_names)
 

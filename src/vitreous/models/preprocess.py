@@ -91,10 +91,8 @@ class Preprocess:
         is_size = len(self.size) == 2 and all(map(_is_side, self.size))
         self._require("size", is_size, f"is not a height and a width from 1 to {_LONGEST}")
         self._require("mean", all(map(_is_finite, self.mean)), "holds what is not a finite number")
-        self._require(
-            "std", all(_is_finite(value, above=0) for value in self.std), "holds what is not a finite number above 0"
-        )
-        self._require("crop", _is_finite(self.crop, above=0), "is not a finite number above 0")
+        self._require("std", all(map(_is_positive, self.std)), "holds what is not a finite number above 0")
+        self._require("crop", _is_positive(self.crop), "is not a finite number above 0")
         if len(self.mean) != len(self.std):
             raise ModelError(f"preprocess: {len(self.mean)} values of mean do not go with {len(self.std)} of std")
 
@@ -202,8 +200,12 @@ def _is_side(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and 1 <= int(value) <= _LONGEST
 
 
-def _is_finite(value: Any, above: float = -math.inf) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value) and float(value) > above
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_finite(value) and float(value) > 0
 
 
 def _margin(length: int, wanted: int) -> int:
@@ -254,9 +256,7 @@ class Transform(Preprocess):
         except VitreousError:
             raise
         except Exception as error:
-            raise ImageError(
-                f"preprocess fails on a picture of {size}: {one_line(str(error))[:160] or type(error).__name__}"
-            ) from error
+            raise ImageError(f"preprocess fails on a picture of {size}: {_reason(error)}") from error
         shape = list(tensor.shape)
         if shape != [3, *self.size]:
             raise ImageError(f"preprocess makes {shape} of a picture of {size}, but {[3, *self.size]} of others")
@@ -303,6 +303,10 @@ def _measured(transform: Transform, width: int, height: int) -> Box | None:
     return None
 
 
+def _reason(error: Exception) -> str:
+    return one_line(str(error))[:160] or type(error).__name__
+
+
 def _call(function: Function, photo: Image.Image) -> torch.Tensor:
     """Return the input of one photograph: a tensor, a batch of one, or a mapping that holds it."""
     output = function(photo.convert("RGB"))
@@ -327,9 +331,7 @@ def _probe(function: Function) -> dict[str, Any]:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"preprocess fails on a PIL image: {one_line(str(error))[:160] or type(error).__name__}"
-        ) from error
+        raise ModelError(f"preprocess fails on a PIL image: {_reason(error)}") from error
     sizes = sorted({tuple(output.shape) for output in outputs})
     if len(sizes) > 1:
         raise ModelError(f"preprocess makes inputs of several sizes, {sizes}; resize and crop to one")
@@ -381,9 +383,8 @@ def _ramps(function: Callable[[Image.Image], Array], width: int, height: int, ax
     golden = np.arange(other) * 0.6180339887498949 % 1  # what bytes round away is spread evenly over the other side
     ramp = np.floor(255 * (np.arange(length) + 0.5) / length + golden[:, None]).clip(0, 255).astype(np.uint8)
     ramp = ramp.T if axis == 0 else ramp
-    rising, falling = (
-        function(Image.fromarray(np.repeat(grey[:, :, None], 3, axis=2))).mean(axis=0) for grey in (ramp, 255 - ramp)
-    )
+    photos = (Image.fromarray(np.repeat(grey[:, :, None], 3, axis=2)) for grey in (ramp, 255 - ramp))
+    rising, falling = (function(photo).mean(axis=0) for photo in photos)
     return rising - falling, rising + falling
 
 
@@ -456,9 +457,7 @@ def _trials(data: Preprocess) -> tuple[Image.Image, ...]:
     below a half and above, and where half a pixel is left over beside the crop, next to an even number and to an odd.
     """
     height, width = data.size
-    sizes: dict[Any, tuple[int, int]] = {
-        "wide": (int(1.5 * height), int(2.3 * width)), "high": (103, 61), "tiny": (5, 7)
-    }  # fmt: skip
+    sizes = dict[Any, tuple[int, int]](wide=(int(1.5 * height), int(2.3 * width)), high=(103, 61), tiny=(5, 7))
     for long in range(41, 97):
         for width, height in ((long, 40), (40, long)):
             scaled = data._scaled_size(width, height)

@@ -188,9 +188,7 @@ def _ending(module: nn.Module, layer: str, output_key: str | int | None, facts: 
     return network.ending(layer)
 
 
-def _around(
-    module: nn.Module, backbone: str | None, output_key: str | int | None, facts: dict[str, Any]
-) -> VisionModel:
+def _around(module: nn.Module, backbone: str | None, output_key: Any, facts: dict[str, Any]) -> VisionModel:
     """Return the model around the one model that is known in it."""
     kind, inside = f"{type(module).__module__}.{type(module).__qualname__}", dict(_known_inside(module))
     paths = list(inside) if backbone is None else [backbone]
@@ -198,7 +196,7 @@ def _around(
         listed = ", ".join(path or "itself" for path in inside) or "none"
         raise ModelError(f"{kind} has no known model at {backbone!r}; found: {listed}")
     if not inside:
-        families = ", ".join([adapter.prefix for adapter in adapters()])
+        families = ", ".join(adapter.prefix for adapter in adapters())
         raise ModelError(
             f"no adapter knows {kind}, and no known model is inside; families known: {families}; for a convolutional "
             "network name the layer of its last feature map, as layer='layer4'; a new family is one file, see the page "

@@ -430,9 +430,8 @@ def failing_forward(name: str, image: str) -> Iterator[None]:
 def _compare(model: VisionModel, logits: Tensor, expected: Any, forward: str) -> None:
     if not isinstance(expected, Tensor) or expected.shape != logits.shape:
         output = list(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
-        raise ModelError(
-            f"{model.name}: {forward} gives {output}, its parts {list(logits.shape)}; explain the model inside"
-        )
+        parts = f"its parts {list(logits.shape)}; explain the model inside"
+        raise ModelError(f"{model.name}: {forward} gives {output}, {parts}")
     difference, is_different = gap(logits, expected)
     if is_different:
         of_model, of_parts = (int(output[0].float().argmax()) for output in (expected, logits))

@@ -292,13 +292,10 @@ class WrappedModel(DerivedModel):
             return forward
 
         with overridden(*((copy.get_block(layer), "forward", step_aside(layer)) for layer in range(self.depth))):
-            return copy._select(copy.module(self._blank().expand(len(tokens), -1, -1, -1)))
+            return copy.reference_forward(self._blank().expand(len(tokens), -1, -1, -1))
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
-        return self._select(self.module(inputs))
-
-    def _select(self, output: Any) -> Tensor:
-        return select_logits(self.name, self.output_key, output)
+        return select_logits(self.name, self.output_key, self.module(inputs))
 
     def _surroundings(self) -> _Surroundings:
         """Return what is known about this structure, found when it is first wrapped."""
@@ -324,7 +321,7 @@ class WrappedModel(DerivedModel):
         blocks = [copy.get_block(layer) for layer in range(self.depth)]
         noting = overridden(*((block, "forward", noting_shape(block.forward)) for block in blocks))
         with exact_pass(self), failing_forward(self.name, "a blank image"), noting:
-            logits = copy._select(copy.module(self._blank()))
+            logits = copy.reference_forward(self._blank())
         if len(shapes) != self.depth:
             inner = self.path or "it"
             raise ModelError(f"{self.name}: its forward runs {len(shapes)} blocks, {inner} has {self.depth}")

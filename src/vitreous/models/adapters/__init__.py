@@ -16,11 +16,8 @@ from vitreous.models.checkpoints import Checkpoint, classes_in, fit
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.registry import Adapter
 
-Size = int | tuple[int, int]
 Convert = Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]
 """Turns a foreign table of weights into one of a library's names."""
-UNTRAINED = "give checkpoint=FILE, or pretrained=False for an untrained model"
-"""What to do where weights cannot be fetched."""
 
 
 def count_classes(name: str, *heads: nn.Module | None) -> int:
@@ -47,37 +44,33 @@ class LibraryAdapter(Adapter):
     """Names and weights of the families of one library."""
 
     def load(
-        self,
-        name: str,
-        *,
-        pretrained: bool | None = None,
-        checkpoint: str | Path | None = None,
-        num_classes: int | None = None,
-        img_size: Size | None = None,
-        **build: Any,
+        self, name: str, *, pretrained: bool | None = None, checkpoint: str | Path | None = None, **options: Any
     ) -> nn.Module:
         """Build a model: with its library's weights by default, with ``checkpoint`` if given, else untrained.
 
-        It has ``num_classes`` classes, or those of the checkpoint's head, or its own.
+        It has ``num_classes`` classes, or those of the checkpoint's head, or its own, and takes images of ``img_size``;
+        other options are those of the library.
         """
+        options = {key: value for key, value in options.items() if value is not None}
         weights = None if checkpoint is None else Checkpoint.read(checkpoint)
-        if weights is not None and num_classes is None:
-            num_classes = classes_in(weights.tensors)
-        is_pretrained = weights is None and (pretrained is None or pretrained)
-        model = self._build(name, is_pretrained, num_classes, img_size, build)
+        if weights is not None and (classes := classes_in(weights.tensors)) is not None:
+            options.setdefault("num_classes", classes)
+        model = self._build(name, weights is None and (pretrained is None or pretrained), options)
         if weights is not None:
             fit(model, weights, self._converter(model))
         return model.eval()
 
     @abstractmethod
-    def _build(
-        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
-    ) -> nn.Module:
+    def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         """Build a model with its library's weights, or untrained."""
 
     def _converter(self, model: nn.Module) -> Convert | None:
         """Return what turns foreign checkpoints into those of the model's family."""
         return None
+
+    def _unfetched(self, name: str, reason: str) -> ModelError:
+        advice = "give checkpoint=FILE, or pretrained=False for an untrained model"
+        return ModelError(f"could not fetch the weights of {self.prefix}/{name} ({reason}); {advice}")
 
     def _unknown(self, name: str) -> ModelError:
         full_name = f"{self.prefix}/{name}"
@@ -117,8 +110,12 @@ class LibraryModel(VisionModel):
         for layer, block in enumerate(blocks):
             kinds = type(block), type(getattr(block, attention, None))
             if kinds not in self.parts:
-                names = " with ".join(kind.__name__ for kind in kinds)
-                raise ModelError(f"{self.name}: block {layer} is a {names}; only {self.parts_in_words} are supported")
+                self._refuse_block(layer, *kinds)
+
+    def _refuse_block(self, layer: int, block: type, *parts: type) -> None:
+        names = ", ".join(sorted({part.__name__ for part in parts}))
+        text = f"block {layer} is a {block.__name__} with {names}; only {self.parts_in_words} are supported"
+        raise ModelError(f"{self.name}: {text}")
 
     @abstractmethod
     def _count_classes(self) -> int:

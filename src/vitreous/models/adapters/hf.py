@@ -22,34 +22,29 @@ from PIL import Image
 from torch import nn
 
 from vitreous.errors import ModelError, UnknownError, VitreousWarning
-from vitreous.models.adapters import LibraryAdapter, Size, first_line, size_pair
+from vitreous.models.adapters import LibraryAdapter, first_line, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.preprocess import FILTERS, Preprocess, crop_ratio, match
 from vitreous.models.registry import ModelInfo, reachable
 
-_STEMS = {
-    "vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters", "swin": "Swin",
-}  # fmt: skip
 _MODEL_CLASSES = {
-    **{kind: (f"{stem}ForImageClassification",) for kind, stem in _STEMS.items()},
+    "vit": ("ViTForImageClassification",),
     "deit": ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
+    "dinov2": ("Dinov2ForImageClassification",),
+    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification",),
+    "swin": ("SwinForImageClassification",),
     "clip": ("CLIPModel", "CLIPForImageClassification"),
     "siglip": ("SiglipModel", "SiglipForImageClassification"),
 }
 """The classes of each type of configuration: the usual one, and one that the configuration may name."""
-_ADAPTERS = dict.fromkeys(_STEMS.values(), "HFViT") | {
-    "Dinov2": "HFDinov2", "Dinov2WithRegisters": "HFDinov2", "Swin": "HFSwin",
-}  # fmt: skip
-_CLASSES_OF = {
-    **{f"{stem}ForImageClassification": adapter for stem, adapter in _ADAPTERS.items()},
-    "DeiTForImageClassificationWithTeacher": "HFViT",
-    **dict.fromkeys(("CLIPForImageClassification", "SiglipForImageClassification"), "HFTower"),
-}
-"""The adapter of each class of model."""
-_ZERO_SHOT = dict.fromkeys(("CLIPModel", "SiglipModel"), "HFZeroShot")
-"""The same, of models that have no head and no other use than a whole."""
+_ADAPTERS = {"ViT": "HFViT", "DeiT": "HFViT", "Dinov2": "HFDinov2", "Dinov2WithRegisters": "HFDinov2", "Swin": "HFSwin"}
 _TOWERS = {f"{stem}Model": adapter for stem, adapter in _ADAPTERS.items()}
-"""The same without a head: what other models are built around."""
+"""The adapter of each class of model without a head: what other models are built around."""
+_CLASSIFIERS = {
+    f"{stem}ForImageClassification": adapter
+    for stem, adapter in {**_ADAPTERS, "CLIP": "HFTower", "Siglip": "HFTower"}.items()
+} | {"DeiTForImageClassificationWithTeacher": "HFViT"}
+_ZERO_SHOT = {"CLIPModel": "HFZeroShot", "SiglipModel": "HFZeroShot"}
 
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier")
 _T = TypeVar("_T")
@@ -76,10 +71,8 @@ def _source(name: str) -> str:
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name:
         raise ModelError(f"hf/{name}: there is no folder {str(folder)!r}")
     if not reachable(name):
-        raise ModelError(
-            f"could not fetch hf/{name}: the model hub cannot be reached, and it is not in the cache; "
-            "name a folder instead (hf/./folder)"
-        )
+        advice = "it is not in the cache; name a folder instead (hf/./folder)"
+        raise ModelError(f"could not fetch hf/{name}: the model hub cannot be reached, and {advice}")
     return name
 
 
@@ -90,17 +83,14 @@ def _class(transformers: Any, name: str, config: Any) -> Any:
     return getattr(transformers, next((kind for kind in kinds if kind in (config.architectures or ())), kinds[0]))
 
 
-def _configured(name: str, config: Any, num_classes: int | None, img_size: Any) -> Any:
-    if num_classes is not None:
-        if num_classes < 1:
-            raise ModelError(f"hf/{name}: num_classes={num_classes} leaves no classifier")
-        if num_classes != config.num_labels:
-            config.num_labels = num_classes
+def _configure(name: str, config: Any, num_classes: int | None, img_size: Any) -> None:
+    if num_classes is not None and num_classes < 1:
+        raise ModelError(f"hf/{name}: num_classes={num_classes} leaves no classifier")
+    if num_classes not in (None, config.num_labels):
+        config.num_labels = num_classes
     if img_size is not None:
-        vision = getattr(config, "vision_config", config)
         height, width = size_pair(img_size)
-        vision.image_size = height if height == width else (height, width)
-    return config
+        getattr(config, "vision_config", config).image_size = height if height == width else (height, width)
 
 
 def _weighted(name: str, kind: Any, source: str, config: Any, num_classes: int | None, build: dict[str, Any]) -> Any:
@@ -160,12 +150,8 @@ def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size
         )
     except Exception as error:
         if not quiet:
-            reason = first_line(error)[:120]
-            warnings.warn(
-                f"hf/{name}: no image processor was found, the usual preprocessing is taken ({reason})",
-                VitreousWarning,
-                stacklevel=4,
-            )
+            text = f"no image processor was found, the usual preprocessing is taken ({first_line(error)[:120]})"
+            warnings.warn(f"hf/{name}: {text}", VitreousWarning, stacklevel=4)
     if zero_shot:
         with suppress(Exception):  # only prompts need a tokenizer, and they say so
             facts["tokenizer"] = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -287,15 +273,14 @@ class HFAdapter(LibraryAdapter):
             raise ModelError(f"{type(module).__name__} has classes of its own; {classes[0]}= is for zero-shot models")
         return _adapter_of(module, bool(facts.get("headless")))(module, **facts)  # type: ignore[no-any-return]
 
-    def _build(
-        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
-    ) -> nn.Module:
+    def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         """Build the model of a repository ``owner/name`` or of a folder, never running code from there.
 
         ``prompts`` or ``text_embeds`` are the classes of a zero-shot model. Other options go to the configuration.
         """
         transformers, source = _transformers(name), _source(name)
         classes = {key: options.pop(key) for key in _CLASSES & options.keys()}
+        num_classes, img_size = options.pop("num_classes", None), options.pop("img_size", None)
         safe = {"trust_remote_code": False}  # said aloud, for left unsaid transformers asks on the terminal
         config = _call(name, lambda: transformers.AutoConfig.from_pretrained(source, **safe))
         kind = _class(transformers, name, config)
@@ -303,8 +288,7 @@ class HFAdapter(LibraryAdapter):
         if is_zero_shot and num_classes is not None:
             text = f"its classes are prompts=[…], not num_classes={num_classes}"
             raise ModelError(f"hf/{name} is a zero-shot model: {text}")
-        size = None if is_pretrained and config.model_type != "swin" else img_size
-        config = _configured(name, config, num_classes, size)
+        _configure(name, config, num_classes, None if is_pretrained and config.model_type != "swin" else img_size)
         if is_pretrained:
             model = _weighted(name, kind, source, config, num_classes, options)
         else:
@@ -323,7 +307,7 @@ ADAPTER = HFAdapter()
 
 def _adapter_of(module: nn.Module, headless: bool) -> Any:
     """Return the ``VisionModel`` for the class of a model, or for the class of transformers that it extends."""
-    names = _CLASSES_OF | (_TOWERS if headless else _ZERO_SHOT)
+    names = _CLASSIFIERS | (_TOWERS if headless else _ZERO_SHOT)
     for kind in type(module).__mro__:
         if kind.__module__.startswith("transformers.") and kind.__name__ in names:
             return getattr(importlib.import_module("vitreous.models.adapters.hf_vit"), names[kind.__name__])

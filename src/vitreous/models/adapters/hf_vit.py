@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models.adapters import LibraryModel, Size, StagedModel, count_classes, size_pair
+from vitreous.models.adapters import LibraryModel, StagedModel, count_classes, size_pair
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
 from vitreous.models.shared_copy import copy_structure
@@ -65,9 +65,7 @@ class HFModel(LibraryModel):
     paths: ClassVar[Mapping[str, tuple[str, ...]]]
     """Of the modules at hook points."""
 
-    def __init__(
-        self, model: Any, *, preprocess: Preprocess | None = None, img_size: Size | None = None, **facts: Any
-    ) -> None:
+    def __init__(self, model: Any, *, preprocess: Preprocess | None = None, img_size: Any = None, **facts: Any) -> None:
         self.module = model
         self.tower = self._tower()
         config = self.tower.config
@@ -407,24 +405,21 @@ class HFZeroShot(HFTower):
     def _read(self, prompts: list[str] | None, tokenizer: Any) -> Tensor:
         """Run the text tower; SigLIP was trained on prompts padded to their full length, without a mask."""
         if not prompts:
-            raise ModelError(
-                f"{self.name} has no classes of its own; give prompts=[…], or text_embeds= with class_names="
-            )
+            advice = "give prompts=[…], or text_embeds= with class_names="
+            raise ModelError(f"{self.name} has no classes of its own; {advice}")
         if tokenizer is None:
             raise ModelError(f"{self.name} needs tokenizer= to read prompts (or load it by name), or text_embeds=")
         longest = self.module.text_model.config.max_position_embeddings
-        if self._siglip:
-            words = tokenizer(prompts, padding="max_length", max_length=longest, return_tensors="pt")
-            words = {"input_ids": words["input_ids"]}
-        else:
-            words = tokenizer(prompts, padding=True, return_tensors="pt")
-            words = {key: words[key] for key in ("input_ids", "attention_mask")}
+        padding: dict[str, Any] = (
+            {"padding": "max_length", "max_length": longest} if self._siglip else {"padding": True}
+        )
+        words = tokenizer(prompts, return_tensors="pt", **padding)
+        words = {key: words[key] for key in ("input_ids", *(() if self._siglip else ("attention_mask",)))}
         if words["input_ids"].shape[1] > longest:
             raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            encoded = copy_structure(self.module).get_text_features(
-                **{key: value.to(self.device) for key, value in words.items()}
-            )
+            words = {key: value.to(self.device) for key, value in words.items()}
+            encoded = copy_structure(self.module).get_text_features(**words)
         return encoded if isinstance(encoded, Tensor) else encoded.pooler_output
 
     # -- the head --------------------------------------------------------------------------------------

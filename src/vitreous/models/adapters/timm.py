@@ -18,11 +18,9 @@ from torch.nn import functional as F
 
 from vitreous.errors import ModelError
 from vitreous.models.adapters import (
-    UNTRAINED,
     Convert,
     LibraryAdapter,
     LibraryModel,
-    Size,
     count_classes,
     first_line,
     size_pair,
@@ -303,26 +301,18 @@ class TimmAdapter(LibraryAdapter):
     def wrap(self, module: nn.Module, **facts: Any) -> VisionModel:
         return _family(module)(module, **facts)  # type: ignore[no-any-return]
 
-    def _build(
-        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
-    ) -> nn.Module:
+    def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         if ":" not in name and not timm.is_model(name):
             raise self._unknown(name)
-        options = {"num_classes": num_classes, "img_size": img_size, **options}
-        options = {key: value for key, value in options.items() if value is not None}
         size = options.pop("img_size", None) if name.partition(".")[0] in _built_for_no_size() else None
         if is_pretrained and ":" not in name and not reachable("timm/*"):
-            raise ModelError(
-                f"could not fetch the weights of timm/{name}: the model hub cannot be reached; {UNTRAINED}"
-            )
+            raise self._unfetched(name, "the model hub cannot be reached")
         try:
             model: nn.Module = timm.create_model(name, pretrained=is_pretrained, **options)
         except Exception as error:
-            reason = first_line(error)
             if is_pretrained:
-                text = f"could not fetch the weights of timm/{name} ({reason[:160]}); {UNTRAINED}"
-                raise ModelError(text) from error
-            raise ModelError(f"could not build timm/{name} with {options}: {reason[:200]}") from error
+                raise self._unfetched(name, first_line(error)[:160]) from error
+            raise ModelError(f"could not build timm/{name} with {options}: {first_line(error)[:200]}") from error
         if size is not None:  # it takes any size, so that nothing else knows which is meant
             model.image_size = size_pair(size)  # type: ignore[assignment]
         return model

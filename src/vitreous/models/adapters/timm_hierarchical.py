@@ -146,12 +146,10 @@ class TimmConv(ConvModel):
     modules: ClassVar[tuple[str, ...]] = ("resnet", "densenet", "convnext", "vgg", "efficientnet")
     left_out: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(
-        self, model: nn.Module, *, name: str | None = None, preprocess: Preprocess | None = None, **facts: Any
-    ) -> None:
+    def __init__(self, model: Any, *, name: str = "", preprocess: Preprocess | None = None, **facts: Any) -> None:
         config = config_of(model)
         name = name or f"timm/{config.get('architecture') or type(model).__name__}"
-        if not facts.get("headless") and isinstance(model.get_classifier(), nn.Identity):  # type: ignore[operator]
+        if not facts.get("headless") and isinstance(model.get_classifier(), nn.Identity):
             count_classes(name)  # refuses
         preprocess = preprocess or preprocess_of(model, getattr(model, "image_size", None))
         super().__init__(model, _of_family(model)[0](model), name=name, preprocess=preprocess, **facts)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError, UnknownError
-from vitreous.models.adapters import UNTRAINED, Convert, LibraryAdapter, Size, first_line, size_pair
+from vitreous.models.adapters import Convert, LibraryAdapter, first_line, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.preprocess import Preprocess, as_preprocess, crop_ratio, steps_of
 from vitreous.models.registry import ModelInfo, answers
@@ -54,17 +54,24 @@ class TorchvisionAdapter(LibraryAdapter):
             "as layer='features'"
         )
 
-    def _build(
-        self, name: str, is_pretrained: bool, num_classes: int | None, img_size: Size | None, options: dict[str, Any]
-    ) -> nn.Module:
+    def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         weights = _weights(f"{self.prefix}/{name}")
         if weights is None:
             raise self._unknown(name)
-        options = {key: value for key, value in {"num_classes": num_classes, **options}.items() if value is not None}
-        model = _create(name, _size(name, img_size, weights), options)
+        model = _create(name, _size(name, options.pop("img_size", None), weights), options)
         if is_pretrained:
-            _fill(model, _fetch(name, weights))
+            _fill(model, self._fetch(name, weights))
         return model
+
+    def _fetch(self, name: str, weights: Any) -> dict[str, Tensor]:
+        """Return torchvision's weights, from its cache or from the network."""
+        url = urlparse(weights.url)
+        if not (Path(torch.hub.get_dir()) / "checkpoints" / Path(url.path).name).exists() and not answers(weights.url):
+            raise self._unfetched(name, f"{url.hostname} cannot be reached")
+        try:
+            return dict(weights.get_state_dict(progress=False, check_hash=True))
+        except Exception as error:
+            raise self._unfetched(name, first_line(error)[:160]) from error
 
     def _converter(self, model: nn.Module) -> Convert:
         return _convert
@@ -76,12 +83,10 @@ class TorchvisionAdapter(LibraryAdapter):
 ADAPTER = TorchvisionAdapter()
 
 
-def describe(
-    name: str | None, stand_in: str, size: int | tuple[int, int] | None = None
-) -> tuple[Preprocess, list[str]]:
+def describe(name: str | None, stand_in: str, size: Any = None) -> tuple[Preprocess, list[str]]:
     """Return the preprocessing and labels behind a name; those of ``stand_in`` for a model in hand.
 
-    ``size`` is that of the inputs where it is not that of the weights.
+    ``size``, one number or two, is that of the inputs where it is not that of the weights.
     """
     weights = (name and _weights(name)) or _weights(stand_in)
     return _preprocess(weights, None if size is None else size_pair(size)), list(weights.meta["categories"])
@@ -177,19 +182,6 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     tensors, wanted = _convert(tensors, model), model.state_dict()
     head = [name for name in tensors if name.startswith(_HEADS) and tensors[name].shape != wanted[name].shape]
     model.load_state_dict({**tensors, **{name: wanted[name] for name in head}})
-
-
-def _fetch(name: str, weights: Any) -> dict[str, Tensor]:
-    """Return torchvision's weights, from its cache or from the network."""
-    file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
-    if not file.exists() and not answers(weights.url):
-        host = urlparse(weights.url).hostname
-        raise ModelError(f"could not fetch the weights of torchvision/{name}: {host} cannot be reached; {UNTRAINED}")
-    try:
-        return dict(weights.get_state_dict(progress=False, check_hash=True))
-    except Exception as error:
-        reason = first_line(error)[:160]
-        raise ModelError(f"could not fetch the weights of torchvision/{name} ({reason}); {UNTRAINED}") from error
 
 
 # -- what torchvision knows ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torchvision.models.swin_transformer import (
 )
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from vitreous.errors import HeadError, ModelError
+from vitreous.errors import HeadError
 from vitreous.models.adapters import LibraryModel, StagedModel, count_classes
 from vitreous.models.adapters.torchvision import describe
 from vitreous.models.base import VisionModel
@@ -130,9 +130,8 @@ class TorchvisionSwin(TorchvisionModel, StagedModel):
         self._after = isinstance(self.get_block(0), SwinTransformerBlockV2)
         self.cam_point, self.branch_point = ("resid_pre", "attn") if self._after else ("norm2", "norm1")
         if self._after:
-            self.unavailable_points = dict.fromkeys(
-                ("norm1", "norm2"), "its norms come after the branches, as attn and mlp"
-            )
+            reason = "its norms come after the branches, as attn and mlp"
+            self.unavailable_points = dict.fromkeys(("norm1", "norm2"), reason)
         self.embed_dim, self.num_heads = features[0][0].out_channels, self.get_block(0).attn.num_heads
         self.pooling = Pooling("avg", self.num_prefix_tokens)
 
@@ -142,11 +141,7 @@ class TorchvisionSwin(TorchvisionModel, StagedModel):
             block = self.get_block(layer)
             attention = type(getattr(block, "attn", None))
             if not any(type(block) is kind and {attention, *merging} <= {*parts} for kind, parts in _PARTS.items()):
-                names = ", ".join(sorted({kind.__name__ for kind in (attention, *merging)}))
-                raise ModelError(
-                    f"{self.name}: block {layer} is a {type(block).__name__} with {names}; "
-                    f"only {self.parts_in_words} are supported"
-                )
+                self._refuse_block(layer, type(block), attention, *merging)
 
     @property
     def stand_in(self) -> str:  # type: ignore[override]
@@ -240,9 +235,7 @@ class TorchvisionConv(ConvModel):
 
     family = "torchvision"
 
-    def __init__(
-        self, model: nn.Module, *, name: str | None = None, preprocess: Preprocess | None = None, **facts: Any
-    ) -> None:
+    def __init__(self, model: Any, *, name: str = "", preprocess: Preprocess | None = None, **facts: Any) -> None:
         chain, stand_in = next(entry for kind, entry in _CHAINS.items() if isinstance(model, kind))
         usual, names = describe(name, f"torchvision/{stand_in}", getattr(model, "image_size", None))
         facts |= {"preprocess": preprocess or usual, "usual_names": names}
