@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import vitreous as vt
 from commands import run
 from vitreous.errors import CheckpointError
-from vitreous.models.checkpoints import Checkpoint, read
+from vitreous.models.checkpoints import Checkpoint
 from vitreous.models.unpickler import Stub, unpickle
 
 NAME = "timm/vit_tiny_patch16_224"
@@ -62,17 +62,17 @@ def test_the_only_table_needs_no_usual_name(weights: dict[str, Tensor], tmp_path
     optimiser = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}
     full = {"model": {"name": "vit"}, "network_weights": weights, "optimizer": optimiser, "best": torch.tensor(0.5)}
     torch.save(full, tmp_path / "w.pth")
-    assert same(read(tmp_path / "w.pth"), weights)
+    assert same(Checkpoint.read(tmp_path / "w.pth").tensors, weights)
     torch.save({"first": weights, "second": weights}, tmp_path / "two.pth")
     with pytest.raises(CheckpointError, match="no table of named tensors"):
-        read(tmp_path / "two.pth")
+        Checkpoint.read(tmp_path / "two.pth")
 
 
 def test_averaged_and_teachers_weights_come_first(weights: dict[str, Tensor], tmp_path: Path) -> None:
     zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     for preferred, other in (("ema", "model"), ("teacher", "student"), ("model_ema", "state_dict")):
         torch.save({other: zeros, preferred: {"module": weights, "decay": 0.99}}, tmp_path / "w.pth")
-        assert same(read(tmp_path / "w.pth"), weights)
+        assert same(Checkpoint.read(tmp_path / "w.pth").tensors, weights)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_compiled_parts_and_a_loss_beside_the_model(weights: dict[str, Tensor], 
 def test_two_tensors_of_one_name_are_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({**weights, "_orig_mod.norm.bias": torch.ones(24)}, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match=r"both norm\.bias and _orig_mod\.norm\.bias"):
-        read(tmp_path / "w.pth")
+        Checkpoint.read(tmp_path / "w.pth")
 
 
 # -- objects beside the tensors ------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_os_system_is_never_called(weights: dict[str, Tensor], tmp_path: Path, z
     assert place.exists()  # the trap works
     place.unlink()
     torch.save({"model": weights, "x": trap(place)}, tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
-    assert same(read(tmp_path / "w.pth"), weights)
+    assert same(Checkpoint.read(tmp_path / "w.pth").tensors, weights)
     assert not place.exists()
 
 
@@ -185,21 +185,21 @@ def test_hostile_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: 
         archive.writestr("archive/byteorder", "little")
     before = set(sys.modules)
     with pytest.raises(CheckpointError, match=r"w\.pth"):
-        read("w.pth")
+        Checkpoint.read("w.pth")
     with contextlib.suppress(Exception):
         assert isinstance(unpickle(Path("w.pth")), Stub | type)
     assert os.listdir() == ["w.pth"]
     assert "antigravity" not in set(sys.modules) - before
     table = {"a": torch.ones(2)}
     torch.save({"model": table, "args": argparse.Namespace()}, "good.pth")  # nothing was changed for the next file
-    assert same(read("good.pth"), table)
+    assert same(Checkpoint.read("good.pth").tensors, table)
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_protocols(weights: dict[str, Tensor], tmp_path: Path, protocol: int) -> None:
     full = {"model": weights, "args": argparse.Namespace(lr=0.1)}
     torch.save(full, tmp_path / "w.pth", pickle_protocol=protocol)
-    assert same(read(tmp_path / "w.pth"), weights)
+    assert same(Checkpoint.read(tmp_path / "w.pth").tensors, weights)
 
 
 def test_compressed_numbers_are_refused(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_compressed_numbers_are_refused(tmp_path: Path) -> None:
         for name, data in content.items():
             archive.writestr(name, data)
     with pytest.raises(CheckpointError, match=r"bomb\.pth cannot be read"):
-        read(tmp_path / "bomb.pth")
+        Checkpoint.read(tmp_path / "bomb.pth")
 
 
 def test_numbers_beyond_the_file_are_refused(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_numbers_beyond_the_file_are_refused(tmp_path: Path) -> None:
         for name, data in content.items():
             archive.writestr(name, data[:8] if name.endswith("data/0") else data)
     with pytest.raises(CheckpointError, match=r"short\.pth cannot be read"):
-        read(tmp_path / "short.pth")
+        Checkpoint.read(tmp_path / "short.pth")
 
 
 def test_a_pickled_model_is_refused_with_advice(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_pickled_model_is_refused_with_advice(tmp_path: Path) -> None:
     torch.save({"model": nn.Linear(2, 2), "epoch": 1}, tmp_path / "inside.pth")
     for name in ("whole.pth", "inside.pth"):
         with pytest.raises(CheckpointError, match=r"pickled torch\.nn\.modules\.linear\.Linear.*model\.state_dict\(\)"):
-            read(tmp_path / name)
+            Checkpoint.read(tmp_path / name)
 
 
 # -- what is told --------------------------------------------------------------------------------------

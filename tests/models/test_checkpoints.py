@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import vitreous as vt
 from vitreous.errors import CheckpointError
-from vitreous.models.checkpoints import read
+from vitreous.models.checkpoints import Checkpoint
 
 NAME = "timm/vit_tiny_patch16_224"
 SMALL: dict[str, Any] = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
@@ -55,7 +55,7 @@ WRAPPINGS = {
 def test_torch_files(weights: dict[str, Tensor], tmp_path: Path, wrapping: str, zipped: bool) -> None:
     path = tmp_path / "weights.pth"
     torch.save(WRAPPINGS[wrapping](weights), path, _use_new_zipfile_serialization=zipped)
-    assert_same(read(path), weights)
+    assert_same(Checkpoint.read(path).tensors, weights)
     assert_same(loaded(path), weights)
 
 
@@ -229,4 +229,4 @@ def test_any_bytes_are_refused_in_one_way(tmp_path: Path, start: bytes, rest: by
     path = tmp_path / "weights.pth"
     path.write_bytes(start + rest)
     with pytest.raises(CheckpointError, match="weights"):
-        read(path)
+        Checkpoint.read(path)

@@ -100,10 +100,10 @@ def test_what_is_wrong_is_one_clear_line(case: str) -> None:
     [
         ("gap.txt", "cat\n\nowl\n", r"labels \S*gap\.txt hold no name for class 1"),
         ("twice.json", '{"0": "cat", "0": "dog"}', r"labels \S*twice\.json name class 0 twice: 'cat' and 'dog'"),
-        ("broken.json", '["cat"', r"labels \S*broken\.json cannot be read: "),
+        ("broken.json", '["cat"', r"labels \S*broken\.json is no JSON: "),
         ("number.json", "3", r"labels \S*number\.json: a int is no list"),
         ("latin.txt", b"caf\xe9", r"labels \S*latin\.txt cannot be read: .*utf-8"),
-        ("deep.json", "[" * 100_000, r"labels \S*deep\.json cannot be read: "),
+        ("deep.json", "[" * 100_000, r"labels \S*deep\.json is no JSON: "),
     ],
 )
 def test_files_that_are_wrong(tmp_path: Path, name: str, text: str | bytes, told: str) -> None:

@@ -342,7 +342,7 @@ def test_fetched_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = get_model("vit_b_32")
     nn.init.normal_(model.heads.head.weight)
-    monkeypatch.setattr(tv, "_fetch", lambda name, weights: dict(model.state_dict()))
+    monkeypatch.setattr(tv.ADAPTER, "_fetch", lambda name, weights: dict(model.state_dict()))
     vision_model = vt.load("torchvision/vit_b_32")
     assert torch.equal(vision_model.module.heads.head.weight, model.heads.head.weight)
     assert (vision_model.class_names or [])[281] == "tabby"

@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -19,9 +18,7 @@ from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousWarning
 
-_LIBRARIES = frozenset(
-    ("vitreous", "torch", "torchvision", "timm", "transformers", "numpy", "scipy", "PIL", "safetensors", "rich")
-)
+LIBRARIES = {"vitreous", "torch", "torchvision", "timm", "transformers", "numpy", "scipy", "PIL", "safetensors", "rich"}
 """Vitreous and what it runs with: their versions are recorded with every result, and make no other identity."""
 _IMPORT = "import_module"
 _first_read: dict[str, tuple[Any, str]] = {}
@@ -45,8 +42,8 @@ class _Place(NamedTuple):
 
 def is_library(package: str) -> bool:
     """Whether a package is Vitreous, one that it runs with, or Python's own."""
-    if package in _LIBRARIES or package not in sys.stdlib_module_names or package == "__main__":
-        return package in _LIBRARIES
+    if package in LIBRARIES or package not in sys.stdlib_module_names or package == "__main__":
+        return package in LIBRARIES
     file = getattr(sys.modules.get(package), "__file__", None)  # a file of one's own may have the name of Python's
     return file is None or _is_installed(str(file))
 
@@ -84,16 +81,11 @@ def _local_files(home: str) -> list[Any] | None:
         content = _content(name, place.file)
         if content is not None:
             files[name] = [_digest(content), *_edited(name, content)]
-            waiting += _imports(content, _package_of(name, place))
+            outer = name if place.folders else name.rpartition(".")[0]  # a script says itself what it is relative to
+            waiting += _imports(content, str(getattr(sys.modules.get(name), "__package__", None) or outer))
         elif name == home:
             return None
     return [["" if name == home else name, facts] for name, facts in sorted(files.items())]
-
-
-def _package_of(name: str, place: _Place) -> str:
-    """Return the package that relative imports of a module start from; that of a script is its own word."""
-    package = getattr(sys.modules.get(name), "__package__", None)
-    return str(package or (name if place.folders else name.rpartition(".")[0]))
 
 
 def _place(name: str) -> _Place | None:
@@ -156,13 +148,14 @@ def _digest(content: bytes) -> str:
 
 @lru_cache(maxsize=1024)
 def _imports(content: bytes, package: str) -> tuple[str, ...]:
-    """Return the full names of all modules that a text may import, anywhere in it."""
+    """Return the full names of all modules that a text may import, anywhere in it, and of the packages around them."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):  # compiled, or of another Python
         return ()
-    names = (name for node in ast.walk(tree) for name in _imported_by(node, package))
-    return tuple(dict.fromkeys(_with_packages(names)))
+    names = (name for node in ast.walk(tree) for name in _imported_by(node, package) if name)
+    with_packages = (path for name in names for path in accumulate(name.split("."), "{}.{}".format))
+    return tuple(dict.fromkeys(with_packages))
 
 
 def _imported_by(node: ast.AST, package: str) -> list[str]:
@@ -178,12 +171,6 @@ def _imported_by(node: ast.AST, package: str) -> list[str]:
         name = getattr(node.args[0], "value", None)
         return [f"{package}{name}" if name.startswith(".") else name] if isinstance(name, str) else []
     return []
-
-
-def _with_packages(names: Iterable[str]) -> Iterator[str]:
-    """Yield every module with the packages around it, which are imported with it."""
-    for name in filter(None, names):
-        yield from accumulate(name.split("."), "{}.{}".format)
 
 
 # -- installed packages ------------------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ class _Facts:
         step, before = steps[number], steps[number - 1]
         name = str(step.argval)
         if step.opname in _STORES:
-            is_own = first is not None and _is_variable(before, first)
+            last = before.argval[-1] if isinstance(before.argval, tuple) else before.argval  # two may be loaded at once
+            is_own = first is not None and before.opname.startswith("LOAD_FAST") and last == first
             (self.own if is_own else self.other).add(name)
         elif step.opname in _STORED_VARIABLES:
             self.variables.add(name)
@@ -163,12 +164,6 @@ def _facts(code: types.CodeType) -> _Facts:
 def _identifiers(code: types.CodeType) -> set[str]:
     """Return the texts in code that could be names."""
     return {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
-
-
-def _is_variable(step: dis.Instruction, name: str) -> bool:
-    """Whether a step loads a variable of the function last; some Pythons load two at once."""
-    last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
-    return step.opname.startswith("LOAD_FAST") and last == name
 
 
 def _container(steps: list[dis.Instruction], number: int) -> dis.Instruction | None:

@@ -276,6 +276,10 @@ class VisionModel(ABC):
 
     # -- what follows from them ------------------------------------------------------------------------
 
+    def _blank_image(self) -> Tensor:
+        """Return one input of zeros, of the model's own size."""
+        return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
+
     @property
     def device(self) -> torch.device:
         """Where the model runs."""

@@ -69,33 +69,21 @@ def translate(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str
     reads_token = getattr(model, "global_pool", "token") == "token"
     if source is None or target is None or is_same or not reads_token:
         return dict(tensors), ""
-    parts, origin = _take_apart(tensors, source)
+    parts: dict[str, tuple[str, Tensor]] = {}  # by their common names, and with the names that they had
+    for name, tensor in tensors.items():
+        names = _parts(name, source)
+        if tensor.ndim and len(tensor) % len(names) == 0:
+            parts |= {part: (name, chunk) for part, chunk in zip(names, tensor.chunk(len(names)), strict=True)}
     translated: dict[str, Tensor] = {}
     used: set[str] = set()
     for name in wanted:
-        names = _parts(name, target)
-        if parts.keys() >= set(names):
-            translated[name] = _join(map(parts.__getitem__, names))
-            used.update(map(origin.__getitem__, names))
+        matches = [parts[part] for part in _parts(name, target) if part in parts]
+        if len(matches) == len(_parts(name, target)):
+            origins, chunks = zip(*matches, strict=True)
+            translated[name] = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+            used.update(origins)
     others = {name: tensor for name, tensor in tensors.items() if name not in used}
     return translated | others, f"{source}'s names"
-
-
-def _join(values: Iterable[Tensor]) -> Tensor:
-    first, *others = values
-    return torch.cat([first, *others]) if others else first
-
-
-def _take_apart(tensors: Mapping[str, Tensor], library: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the parts of a table by their common names, and the name that each had."""
-    parts: dict[str, Tensor] = {}
-    origin: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        names = _parts(name, library)
-        if tensor.ndim and len(tensor) % len(names) == 0:
-            parts.update(zip(names, tensor.chunk(len(names)), strict=True))
-            origin.update(dict.fromkeys(names, name))
-    return parts, origin
 
 
 def _library(names: Iterable[str]) -> str | None:
@@ -152,17 +140,13 @@ class Checkpoint:
             if kind := kind or ("" if tensor.layout == torch.strided else "sparse"):
                 raise CheckpointError(f"{path}: {name} is {kind}; save plain tensors")
         tensors, prefixes, others = _without_prefixes(path, table)
-        description = [f"{len(tensors)} tensors"]
-        description += [f"from its {'.'.join(nests)}"] if nests else []
-        description += [f"without {', '.join(prefixes)} before the names"] if prefixes else []
-        left_aside += others
-        description += [f"{_first_few(left_aside)} left aside"] if left_aside else []
-        return cls(path, tensors, ", ".join(description))
-
-
-def read(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a weight file by their plain names: see ``Checkpoint``."""
-    return Checkpoint.read(path).tensors
+        facts = {
+            f"{len(tensors)} tensors": True,
+            f"from its {'.'.join(nests)}": nests,
+            f"without {', '.join(prefixes)} before the names": prefixes,
+            f"{_first_few(left_aside + others)} left aside": left_aside + others,
+        }
+        return cls(path, tensors, ", ".join(fact for fact, is_so in facts.items() if is_so))
 
 
 def classes_in(tensors: Mapping[str, Tensor]) -> int | None:
@@ -205,10 +189,8 @@ def _find_table(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str],
         content = named[nest]
     if not isinstance(content, Stub):
         raise CheckpointError(f"{path} holds no table of named tensors")
-    raise CheckpointError(
-        f"{path} holds a pickled {one_line(content.name)}, which only its own code could make, and no code is run; "
-        "save model.state_dict() instead"
-    )
+    reason = "only its own code could make, and no code is run; save model.state_dict() instead"
+    raise CheckpointError(f"{path} holds a pickled {one_line(content.name)}, which {reason}")
 
 
 def _without(names: Iterable[str], others: Container[str]) -> list[str]:
@@ -222,8 +204,7 @@ def _named(table: Mapping[Any, Any], kind: type = object) -> dict[str, Any]:
 def _nest(named: Mapping[str, Any]) -> str | None:
     """Return the entry that holds the weights: the first by preference, or the only one with named tensors in it."""
     filled = [name for name in named if _has_tensors(named[name])]
-    usual = [nest for nest in _NESTS if nest in filled]
-    return usual[0] if usual else filled[0] if len(filled) == 1 else None
+    return next((nest for nest in _NESTS if nest in filled), filled[0] if len(filled) == 1 else None)
 
 
 def _has_tensors(value: Any, depth: int = 4) -> bool:
@@ -277,28 +258,27 @@ def fit(
     taken from where is logged in one line.
     """
     checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.read(checkpoint)
-    path, model_name = checkpoint.path, type(model).__name__
+    misfit = f"{checkpoint.path} does not fit {type(model).__name__}"
     try:
         tensors, language = translate(checkpoint.tensors, model)
         tensors = tensors if convert is None else convert(tensors, model)
     except Exception as error:  # a foreign file can break the conversion anywhere
-        raise CheckpointError(f"{path} does not fit {model_name}: {one_line(str(error))}") from error
-    problems = [f"{len(names)} {what} ({_first_few(names)})" for what, names in _problems(tensors, model) if names]
-    if problems:
-        raise CheckpointError(f"{path} does not fit {model_name}: {'; '.join(problems)}")
-    model.load_state_dict(tensors)
-    classes = classes_in(tensors)
-    source, count = f"translated from {language}" if language else "", f"{classes} classes" if classes else ""
-    _log.info(one_line(f"weights from {path}: {', '.join(filter(None, (checkpoint.description, source, count)))}"))
-
-
-def _problems(tensors: Mapping[str, Tensor], model: nn.Module) -> list[tuple[str, list[str]]]:
+        raise CheckpointError(f"{misfit}: {one_line(str(error))}") from error
     wanted = model.state_dict()
     pairs = [(name, tensors[name], wanted[name]) for name in tensors if name in wanted]
-    shapes = [f"{name} {tuple(t.shape)} for {tuple(w.shape)}" for name, t, w in pairs if t.shape != w.shape]
-    types = [f"{name} {t.dtype} for {w.dtype}" for name, t, w in pairs if not _is_castable(t.dtype, w.dtype)]
-    problems = {"missing": _without(wanted, tensors), "unexpected": _without(tensors, wanted)}
-    return list({**problems, "of another shape": shapes, "of another type": types}.items())
+    problems = {
+        "missing": _without(wanted, tensors),
+        "unexpected": _without(tensors, wanted),
+        "of another shape": [f"{n} {tuple(t.shape)} for {tuple(w.shape)}" for n, t, w in pairs if t.shape != w.shape],
+        "of another type": [f"{n} {t.dtype} for {w.dtype}" for n, t, w in pairs if not _is_castable(t.dtype, w.dtype)],
+    }
+    texts = [f"{len(names)} {problem} ({_first_few(names)})" for problem, names in problems.items() if names]
+    if texts:
+        raise CheckpointError(f"{misfit}: {'; '.join(texts)}")
+    model.load_state_dict(tensors)
+    classes = classes_in(tensors)
+    facts = [checkpoint.description, language and f"translated from {language}", classes and f"{classes} classes"]
+    _log.info(one_line(f"weights from {checkpoint.path}: {', '.join(str(fact) for fact in facts if fact)}"))
 
 
 def _is_castable(source: torch.dtype, wanted: torch.dtype) -> bool:
@@ -321,11 +301,6 @@ class LoadRecipe:
     name: str
     options: Mapping[str, Any]
     weights: Any
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, Any], module: nn.Module) -> LoadRecipe:
-        """Remember a call; arguments that say nothing are left out."""
-        return cls(name, {key: value for key, value in options.items() if value is not None}, state(module))
 
     def holds(self, module: nn.Module) -> bool:
         """Whether the model is still what was loaded."""

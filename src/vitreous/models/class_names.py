@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitreous import io as disk
-from vitreous.errors import ModelError, TargetError, nearest, one_line
+from vitreous.errors import ModelError, TargetError, nearest
 
 _MOST_TEXT = 2**26  # bytes of a file of labels
 _TABLES = ("id2label", "label2id", "names")
@@ -23,29 +22,19 @@ def read_labels(labels: Any) -> list[str]:
     file with one name a line, a JSON file of any of these; or what holds such a table as ``id2label``, ``label2id`` or
     ``names``, such as a Hugging Face configuration.
     """
-    if isinstance(labels, str | Path):
-        return _names_in(_read(Path(labels)), f"labels {labels}")
-    return _names_in(labels, "labels")
+    if not isinstance(labels, str | Path):
+        return _names_in(labels, "labels")
+    if Path(labels).suffix.lower() != ".json":
+        names = disk.read_text(labels, _MOST_TEXT, what="labels ", error=ModelError).rstrip().splitlines()
+    else:
+        names = disk.read_json(labels, _MOST_TEXT, what="labels ", error=ModelError, object_pairs_hook=_Pairs)
+    return _names_in(names, f"labels {labels}")
 
 
 def check_count(name: str, labels: Sequence[str] | None, classes: int) -> None:
     """Refuse labels that are not one for each class; a head of one logit tells two classes apart."""
     if labels is not None and classes and len(labels) != classes and (classes, len(labels)) != (1, 2):
         raise ModelError(f"{name} has {classes} classes but {len(labels)} labels were given")
-
-
-def _read(path: Path) -> Any:
-    try:
-        with disk.open_file(path) as file:
-            data = file.read(_MOST_TEXT + 1)
-        if len(data) > _MOST_TEXT:
-            raise ModelError(f"labels {path} cannot be read: more than {_MOST_TEXT // 2**20} MiB")
-        text = data.decode("utf-8-sig")
-        if path.suffix.lower() == ".json":
-            return json.loads(text, object_pairs_hook=_Pairs)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"labels {path} cannot be read: {one_line(str(error))}") from None
-    return text.rstrip().splitlines()
 
 
 class _Pairs(dict[str, Any]):
@@ -118,19 +107,15 @@ def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> in
         return check_index(int(word), classes)
     if not names:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
-    indices = _indices(word.strip().lower(), names)
+    wanted, lower = word.strip().lower(), [name.lower() for name in names]
+    indices = [index for index, name in enumerate(lower) if name == wanted]
+    indices = indices or [index for index, name in enumerate(lower) if wanted in _synonyms(name)]
     if len(indices) == 1:
         return check_index(indices[0], classes)
     if not indices:
         raise TargetError(f"no class is called {word!r}{suggested(word, names)}")
     listed = ", ".join(f"{i} ({names[i]})" for i in indices[:5])
     raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
-
-
-def _indices(wanted: str, names: Sequence[str]) -> list[int]:
-    lower = [name.lower() for name in names]
-    exact = [index for index, name in enumerate(lower) if name == wanted]
-    return exact or [index for index, name in enumerate(lower) if wanted in _synonyms(name)]
 
 
 def check_index(index: int, classes: int) -> int:

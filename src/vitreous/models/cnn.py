@@ -12,7 +12,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -196,14 +195,10 @@ class ConvModel(VisionModel):
 
         One blank image serves a whole batch, because the end of the chain gives the features whatever it gets.
         """
-
-        def give(*args: Any, **kwargs: Any) -> Tensor:
-            return features
-
-        steps = [(self._part(path), "forward", _pass_on) for path in aside]
-        blank = torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
-        with overridden(*steps, (self._part(self.chain[-1][-1]), "forward", give)):
-            return self.reference_forward(blank)
+        overrides: list[Any] = [(self._part(path), "forward", lambda value, *_, **__: value) for path in aside]
+        overrides.append((self._part(self.chain[-1][-1]), "forward", lambda *_, **__: features))
+        with overridden(*overrides):
+            return self.reference_forward(self._blank_image())
 
     # -- facts about layers ----------------------------------------------------------------------------
 
@@ -290,10 +285,8 @@ class ConvModel(VisionModel):
                 raise
             if logits.shape[1:] == expected.shape[1:] and len(logits) == 2 and not gap(logits, expected)[1]:
                 return paths, entering._version != version
-        raise ModelError(
-            f"{self.name}: what {self.chain[-1][-1]} gives does not decide its output: something passes beside it; "
-            "name a layer that everything passes, such as a whole stage"
-        )
+        reason = "something passes beside it; name a layer that everything passes, such as a whole stage"
+        raise ModelError(f"{self.name}: what {self.chain[-1][-1]} gives does not decide its output: {reason}")
 
     def _run_in_order(self, image: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         """Return the logits of an image, and which modules have done their work before the last of the chain begins."""
@@ -301,8 +294,8 @@ class ConvModel(VisionModel):
         for path in links:
             self._part(path)
         for path, module in self.module.named_modules():
-            handles.append(module.register_forward_pre_hook(partial(_note, events, ("start", path))))
-            handles.append(module.register_forward_hook(partial(_note, events, ("end", path))))
+            handles.append(module.register_forward_pre_hook(lambda *_, path=path: events.append(("start", path))))
+            handles.append(module.register_forward_hook(lambda *_, path=path: events.append(("end", path))))
         logits = self.reference_forward(image)
         for handle in handles:
             handle.remove()
@@ -327,14 +320,6 @@ def _flat(features: Tensor) -> Tensor:
 def _shape(features: Tensor) -> tuple[int, int, int]:
     _, channels, height, width = features.shape
     return channels, height, width
-
-
-def _note(events: list[tuple[str, str]], event: tuple[str, str], *_: Any) -> None:
-    events.append(event)
-
-
-def _pass_on(value: Any, *args: Any, **kwargs: Any) -> Any:
-    return value
 
 
 def _within(path: str, above: str) -> bool:

@@ -37,20 +37,16 @@ _DESCRIPTORS = (property, classmethod, cached_property, partialmethod)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in vars(nn.Module()) if re.fullmatch(r"_(forward|backward)(_pre)?_hooks.*", name))
 _GLOBAL_HOOKS = tuple(name for name in vars(torch_module) if re.fullmatch(r"_global_(for|back)ward.*_hooks.*", name))
-_NO_SETTINGS = frozenset(
-    (
-        *("pretrained_cfg", "default_cfg", "pretrained_cfg_overlay", "name_or_path", "_name_or_path", "_commit_hash"),
-        *("id2label", "label2id", "transformers_version", "architectures", "torch_dtype"),
-    )
-)
+_NO_SETTINGS = {
+    *("pretrained_cfg", "default_cfg", "pretrained_cfg_overlay", "name_or_path", "_name_or_path", "_commit_hash"),
+    *("id2label", "label2id", "transformers_version", "architectures", "torch_dtype"),
+}
 """Names, labels and places that libraries keep beside a model."""
 _NO_CODE_OF_MODELS = ("torch.nn.modules.module", "transformers.modeling_utils", "transformers.utils")
-_NO_FACTS = frozenset(
-    (
-        *("module", "name", "class_names", "preprocess", "load_recipe", "builder_digest", "source_model", "family"),
-        *("declared_pooling", "deviations", "deviating_layers"),
-    )
-)
+_NO_FACTS = {
+    *("module", "name", "class_names", "preprocess", "load_recipe", "builder_digest", "source_model", "family"),
+    *("declared_pooling", "deviations", "deviating_layers"),
+}
 """What is left out of a ``VisionModel``: names, what has a digest of its own, and what verification notes."""
 _RECORDER = "transformers.utils.output_capturing"
 """Its hooks stay on a model once somebody has asked for hidden states."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _KINDS = ("token", "pair", "avg", "avg_all", "token_avg", "map")
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class Pooling:
     """How the tokens after the last block become one vector.
 
@@ -34,12 +36,13 @@ class Pooling:
         Why the pooling is unknown.
     """
 
-    def __init__(self, kind: str, prefix: int, reason: str = "") -> None:
-        if kind not in (*_KINDS, "unknown"):
-            raise ModelError(f"pooling {kind!r} has no read-out row; supported: {', '.join(_KINDS)}")
-        self.kind = kind
-        self.prefix = prefix
-        self.reason = reason
+    kind: str
+    prefix: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*_KINDS, "unknown"):
+            raise ModelError(f"pooling {self.kind!r} has no read-out row; supported: {', '.join(_KINDS)}")
 
     @property
     def uses_attention(self) -> bool:
@@ -51,15 +54,9 @@ class Pooling:
         """The groups of tokens that are read: the mean of each, summed. Attention pooling stands for all patches."""
         if self.kind == "unknown":
             raise ModelError(f"{self.reason}, so that a method that begins at the tokens that are read does not apply")
-        patches = slice(self.prefix, None)
-        return {
-            "token": [slice(0, 1)],
-            "pair": [slice(0, 2)],
-            "avg": [patches],
-            "avg_all": [slice(0, None)],
-            "token_avg": [slice(0, 1), patches],
-            "map": [patches],
-        }[self.kind]
+        first, patches = slice(0, 1), slice(self.prefix, None)
+        others = {"token": [first], "pair": [slice(0, 2)], "avg_all": [slice(0, None)], "token_avg": [first, patches]}
+        return others.get(self.kind, [patches])
 
     def read(self, values: Tensor, dim: int) -> Tensor:
         """Read a token axis as the head does: the mean over each group of rows, summed."""

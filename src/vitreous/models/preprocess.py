@@ -324,10 +324,9 @@ def _call(function: Function, photo: Image.Image) -> torch.Tensor:
 def _probe(function: Function) -> dict[str, Any]:
     """Return size, colours and digest of a callable: what it makes of black, of white and of noise."""
     black, white = (Image.new("RGB", (431, 300), colour) for colour in ("black", "white"))
-    photos = [black, white, *_noise_photos(0, ((300, 431), (389, 320)))]
+    noise = _noise_photos(0, ((300, 431), (389, 320)))
     try:
-        outputs = [_call(function, photo) for photo in photos]
-        again = _call(function, photos[2])
+        *outputs, again = (_call(function, photo) for photo in (black, white, *noise, noise[0]))
     except ModelError:
         raise
     except Exception as error:
@@ -339,16 +338,20 @@ def _probe(function: Function) -> dict[str, Any]:
     if is_random:
         text = "preprocess makes another input of the same picture each time; give the transform for evaluation"
         warnings.warn(text, VitreousWarning, stacklevel=6)
-    ends = torch.stack(outputs[:2]).double().flatten(2)
+    digest = hashlib.blake2b(b"".join(output.numpy().tobytes() for output in outputs), digest_size=8).hexdigest()
+    mean, std = _colour_scale(*outputs[:2])
+    return {"size": sizes[0][1:], "mean": mean, "std": std, "digest": digest, "is_random": is_random}
+
+
+def _colour_scale(black: torch.Tensor, white: torch.Tensor) -> Iterator[tuple[float, ...]]:
+    """Return mean and deviation of a normalisation, by what it makes of a black and a white image."""
+    ends = torch.stack([black, white]).double().flatten(2)
     brighter = (ends[1] - ends[0]).amin(dim=0)
     if not bool(brighter.max() > 0):
         raise ModelError("preprocess makes no brighter input of a white picture than of a black one")
     low, upper = ends[:, :, brighter > brighter.max() / 2].median(dim=2).values  # not in margins that it fills
     std = 1 / (upper - low)
-    digest = hashlib.blake2b(b"".join(output.numpy().tobytes() for output in outputs), digest_size=8)
-    mean, deviation = (tuple(round(v, 6) + 0.0 for v in values.tolist()) for values in (-low * std, std))
-    size = tuple(outputs[0].shape[1:])
-    return {"size": size, "mean": mean, "std": deviation, "digest": digest.hexdigest(), "is_random": is_random}
+    return (tuple(round(v, 6) + 0.0 for v in values.tolist()) for values in (-low * std, std))
 
 
 @lru_cache(maxsize=8)
@@ -419,10 +422,8 @@ def as_preprocess(value: Any) -> Preprocess:
 
         return from_processor(value)
     if not callable(value):
-        raise ModelError(
-            f"preprocess: a {type(value).__name__} is none; give a vt.Preprocess, timm's configuration, an image "
-            "processor, or a function from a PIL image to a tensor"
-        )
+        forms = "a vt.Preprocess, timm's configuration, an image processor, or a function from a PIL image to a tensor"
+        raise ModelError(f"preprocess: a {type(value).__name__} is none; give {forms}")
     from vitreous.models.adapters.torchvision import data_of_steps
 
     return match(value, data_of_steps(value))
@@ -457,7 +458,7 @@ def _trials(data: Preprocess) -> tuple[Image.Image, ...]:
     below a half and above, and where half a pixel is left over beside the crop, next to an even number and to an odd.
     """
     height, width = data.size
-    sizes = dict[Any, tuple[int, int]](wide=(int(1.5 * height), int(2.3 * width)), high=(103, 61), tiny=(5, 7))
+    sizes: dict[Any, Any] = {"wide": (int(1.5 * height), int(2.3 * width)), "high": (103, 61), "tiny": (5, 7)}
     for long in range(41, 97):
         for width, height in ((long, 40), (40, long)):
             scaled = data._scaled_size(width, height)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,8 @@ _SIGMA = 0.02
 _SCALES = ("gamma", "gamma_1", "gamma_2", "lambda1")
 
 
-class _Owned(NamedTuple):
-    """The module that owns a parameter, and what the parameter is called there."""
-
-    owner: nn.Module
-    leaf: str
+_Owned = tuple[nn.Module, str]
+"""The module that owns a parameter, and what the parameter is called there."""
 
 
 def stages(model: VisionModel) -> tuple[str, ...]:
@@ -114,15 +111,15 @@ def _find_parameters(model: VisionModel) -> dict[str, tuple[str, ...]]:
             del left[name]
 
     with exact_pass(copy, gradients=True):
-        tokens = copy.embed(torch.zeros(1, 3, *copy.preprocess.size, dtype=copy.dtype, device=copy.device))
+        tokens = copy.embed(copy._blank_image())
         take("embeddings", _reached(tokens, names))
         for layer in range(copy.depth):
             tokens = copy.forward_block(layer, tokens.detach())
             take(f"block {layer}", _reached(tokens, names))
         logits = copy.forward_head(tokens.detach())
     in_head, owned = _reached(logits, names), _owned(copy.module)
-    owners = {id(owned[name].owner) for name in _last(logits, names)}
-    take("head", [name for name in in_head if id(owned[name].owner) in owners])
+    owners = {id(owned[name][0]) for name in _last(logits, names)}
+    take("head", [name for name in in_head if id(owned[name][0]) in owners])
     take("norm", in_head)
     return {stage: parameters[stage] for stage in stages(model)}
 
@@ -159,7 +156,7 @@ def _leaf(node: Any) -> Tensor | None:
 
 def _owned(model: nn.Module) -> dict[str, _Owned]:
     parts = {name: name.rpartition(".") for name, _ in model.named_parameters()}
-    return {name: _Owned(model.get_submodule(path), leaf) for name, (path, _, leaf) in parts.items()}
+    return {name: (model.get_submodule(path), leaf) for name, (path, _, leaf) in parts.items()}
 
 
 # -- what a parameter becomes --------------------------------------------------------------------------
@@ -174,13 +171,15 @@ def _draw(trained: Tensor, parameter: _Owned, stream: torch.Generator, norms: st
     """Return what takes the place of a trained tensor; ``None`` where it stays."""
     if trained.numel() == 1:
         return None
-    if "norm" in type(parameter.owner).__name__.lower():
+    owner, leaf = parameter
+    kind = type(owner).__name__.lower()
+    if "norm" in kind:
         if norms == "reset":
-            return torch.zeros_like(trained) if parameter.leaf in ("bias", "beta") else torch.ones_like(trained)
+            return torch.zeros_like(trained) if leaf in ("bias", "beta") else torch.ones_like(trained)
         return None if norms == "keep" else _deal(trained, stream)
-    if parameter.leaf in _SCALES or "scale" in parameter.leaf or "scale" in type(parameter.owner).__name__.lower():
+    if leaf in _SCALES or "scale" in leaf or "scale" in kind:
         return _deal(trained, stream)
-    if trained.ndim == 1 and "bias" in parameter.leaf:
+    if trained.ndim == 1 and "bias" in leaf:
         return torch.zeros_like(trained)
     sigma = float(trained.detach().double().std()) if init == "own" else _SIGMA
     return torch.randn(trained.shape, generator=stream, dtype=torch.float32).mul_(sigma).to(trained)
@@ -195,4 +194,5 @@ def _deal(trained: Tensor, stream: torch.Generator) -> Tensor:
 
 def _is_no_layers(parameter: _Owned) -> bool:
     """Whether a parameter is no layer's weight or bias: class tokens, registers, positions."""
-    return parameter.leaf not in ("weight", "bias") or isinstance(parameter.owner, nn.Embedding)
+    owner, leaf = parameter
+    return leaf not in ("weight", "bias") or isinstance(owner, nn.Embedding)

@@ -33,6 +33,7 @@ from vitreous.errors import HeadError, ModelError, UnknownError, VitreousWarning
 from vitreous.models.base import VisionModel
 from vitreous.models.checkpoints import LoadRecipe
 from vitreous.models.class_names import read_labels
+from vitreous.models.identity import state
 from vitreous.models.preprocess import as_preprocess
 
 _BUILT_IN = ("world.models", "models.adapters.timm", "models.adapters.hf", "models.adapters.torchvision")
@@ -295,7 +296,8 @@ def load(
     module = adapter.load(own_name, **options).to(device=device, dtype=dtype)
     model = wrap(module, layer=layer, name=name, class_names=class_names, preprocess=preprocess)
     model.builder_digest = code_digest(adapter) if is_external(adapter) else ""
-    model.load_recipe = LoadRecipe.of(name, recipe_options, model.module)
+    recipe_options = {option: value for option, value in recipe_options.items() if value is not None}
+    model.load_recipe = LoadRecipe(name, recipe_options, state(model.module))
     return model
 
 
@@ -349,8 +351,6 @@ def unwrap(module: Any) -> nn.Module:
         else:
             break
     kind = type(module).__name__
-    if isinstance(module, torch.jit.ScriptModule | torch.jit.ScriptFunction):
-        raise ModelError("a scripted or traced module cannot be looked into; give the Python module it was made from")
     if isinstance(module, torch.fx.GraphModule) or kind == "ExportedProgram":
         raise ModelError(f"an exported graph ({kind}) cannot be looked into; give the module it was made from")
     if not isinstance(module, nn.Module):

@@ -7,7 +7,7 @@ from what it does (``f(0)``, ``f(I) - f(0)``), and it is refused unless that rep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitreous.code_digest import is_external
 from vitreous.errors import ModelError, one_line
-from vitreous.models.description import deviation, deviations
+from vitreous.models.description import deviations
 from vitreous.models.shared_copy import rounding
 
 
@@ -115,9 +115,10 @@ class Norm:
         """Read a module; ``None`` for one that does nothing. ``width`` is that of its input, where it may be odd."""
         if module is None or (isinstance(module, nn.Identity) and is_plain(module)):
             return None
-        inner: Any = next(filter(_is_norm, module.modules()), None)
-        if inner is None:
+        norms = [m for m in module.modules() if isinstance(m, nn.LayerNorm) or "rms" in type(m).__name__.lower()]
+        if not norms:
             raise ModelError(f"{type(module).__name__} is neither a LayerNorm nor an RMSNorm")
+        inner: Any = norms[0]
         centred, eps = isinstance(inner, nn.LayerNorm), inner.eps or torch.finfo(torch.float32).eps
         if module is inner and is_plain(module):
             weight, bias = (_constant(getattr(module, name, None)) for name in ("weight", "bias"))
@@ -141,8 +142,7 @@ class Norm:
             ratio = (other - bias).square().sum() / size
             eps = max(0.0, float(small**2 * variance * (1 - ratio) / (ratio - small**2)))
         norm = cls((one - bias) * (variance + eps).sqrt() / x, bias, eps, centred)
-        noise = _noise(16, width).to(like)
-        _check(module, "a LayerNorm or RMSNorm", module_output=_both(module, noise), expected=norm(noise))
+        _check(module, "a LayerNorm or RMSNorm", norm, x)
         return norm
 
     def centre(self, x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Weights(NamedTuple):
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module and all inside it are as their libraries built them, so that parameters tell what it does."""
-    return not (deviations(module) if module._modules else deviation(module))
+    return not deviations(module)
 
 
 def linear_weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -219,8 +219,7 @@ def affine(module: nn.Module) -> tuple[Tensor, Tensor]:
     width, like = sizes[0], _first_parameter(module)
     _, rows = _both(module, torch.cat([torch.zeros(1, width), torch.eye(width)]).to(like))
     bias, weight = rows[0], (rows[1:] - rows[0]).T.contiguous()
-    noise = _noise(16, width).to(like)
-    _check(module, "linear", module_output=_both(module, noise), expected=noise @ weight.T + bias)
+    _check(module, "linear", lambda x: x @ weight.T + bias, weight[0])
     return weight, bias
 
 
@@ -275,9 +274,8 @@ def _scale(scale: Any, projection: Tensor) -> Tensor | None:
         return _constant(getattr(scale, "gamma", getattr(scale, "lambda1", None)))
     width = len(projection)
     (zero, one), _ = _both(scale, torch.stack([torch.zeros(width), torch.ones(width)]).to(projection))
-    noise = _noise(16, width).to(projection)
     gains = torch.sub(one, zero)
-    _check(scale, "a gain of each channel", module_output=_both(scale, noise), expected=noise * gains + zero)
+    _check(scale, "a gain of each channel", lambda x: x * gains + zero, gains)
     return gains
 
 
@@ -286,8 +284,7 @@ def _is_identity(module: Any, projection: Tensor) -> bool:
     if module is None or not isinstance(module, nn.Identity):
         return module is None
     if not is_plain(module):
-        noise = _noise(16, projection.shape[1]).to(projection)
-        _check(module, "an identity", module_output=_both(module, noise), expected=noise)
+        _check(module, "an identity", lambda x: x, projection[0])
     return True
 
 
@@ -302,26 +299,20 @@ def _both(module: Any, rows: Tensor) -> tuple[Tensor, Tensor]:
     return alone, together
 
 
-def _check(module: Any, what: str, module_output: tuple[Tensor, Tensor], expected: Tensor) -> None:
-    for output in module_output:
-        size = float(output.abs().max())
-        if output.shape != expected.shape or not float((output - expected).abs().max()) <= (
-            _EXACT.get(output.dtype, rounding(output.dtype, output.device.type)) * max(size, 1e-6)
-        ):
+def _check(module: Any, what: str, function: Callable[[Tensor], Tensor], like: Tensor) -> None:
+    """Refuse a module that is not this function of random vectors, each like this one."""
+    noise = torch.randn(16, len(like), generator=torch.Generator().manual_seed(0)).to(like)
+    expected = function(noise)
+    for output in _both(module, noise):
+        tolerance = _EXACT.get(output.dtype, rounding(output.dtype, output.device.type))
+        bound = tolerance * max(float(output.abs().max()), 1e-6)
+        if output.shape != expected.shape or not float((output - expected).abs().max()) <= bound:
             raise UnverifiedError(f"{_described(module)} does not compute what is {what}: no weights tell what it does")
 
 
 def _described(module: nn.Module) -> str:
     path, why = next(iter(deviations(module).items()), ("", ""))
     return f"{type(module).__name__} with {why}" + (f" at {path}" if path else "")
-
-
-def _noise(rows: int, width: int) -> Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm) or "rms" in type(module).__name__.lower()
 
 
 def _first_parameter(module: nn.Module) -> Tensor:

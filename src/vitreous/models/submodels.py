@@ -292,7 +292,7 @@ class WrappedModel(DerivedModel):
             return forward
 
         with overridden(*((copy.get_block(layer), "forward", step_aside(layer)) for layer in range(self.depth))):
-            return copy.reference_forward(self._blank().expand(len(tokens), -1, -1, -1))
+            return copy.reference_forward(self._blank_image().expand(len(tokens), -1, -1, -1))
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
         return select_logits(self.name, self.output_key, self.module(inputs))
@@ -321,7 +321,7 @@ class WrappedModel(DerivedModel):
         blocks = [copy.get_block(layer) for layer in range(self.depth)]
         noting = overridden(*((block, "forward", noting_shape(block.forward)) for block in blocks))
         with exact_pass(self), failing_forward(self.name, "a blank image"), noting:
-            logits = copy.reference_forward(self._blank())
+            logits = copy.reference_forward(self._blank_image())
         if len(shapes) != self.depth:
             inner = self.path or "it"
             raise ModelError(f"{self.name}: its forward runs {len(shapes)} blocks, {inner} has {self.depth}")
@@ -330,9 +330,6 @@ class WrappedModel(DerivedModel):
         if pooling is None:
             raise ModelError(f"{self.name}: its output does not depend on what the last block of {self.path} gives")
         return _Surroundings(self._shapes, logits.shape[1], pooling)
-
-    def _blank(self) -> Tensor:
-        return torch.zeros(1, 3, *self.preprocess.size, dtype=self.dtype, device=self.device)
 
     def check_inputs(self, inputs: Tensor) -> None:
         self.inner.check_inputs(inputs)

@@ -79,7 +79,8 @@ class HFModel(LibraryModel):
         self._refuse_unseen_attention()
         self.blocks = self._blocks()
         self.depth = len(self.blocks)
-        self._unused = _required(self.blocks[0]) - 1
+        others = list(inspect.signature(type(self.blocks[0]).forward).parameters.values())[2:]  # self, tokens
+        self._unused = sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in others)
         self.embed_dim, self.num_heads = self._width_and_heads(self.tower.config)
         self.num_prefix_tokens, kind = self._reading()
         self.pooling = Pooling(kind, self.num_prefix_tokens)
@@ -131,10 +132,8 @@ class HFModel(LibraryModel):
         for module in self.tower.modules():
             kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
             if kind not in _OBSERVED:
-                raise ModelError(
-                    f"{self.name} attends through {kind!r}, which cannot be observed; "
-                    'load it with attn_implementation="sdpa" (or "eager")'
-                )
+                advice = 'load it with attn_implementation="sdpa" (or "eager")'
+                raise ModelError(f"{self.name} attends through {kind!r}, which cannot be observed; {advice}")
 
     # -- verbs and places ------------------------------------------------------------------------------
 
@@ -177,12 +176,6 @@ class HFModel(LibraryModel):
             raise ModelError(f"{self.name}: an image of {size} holds no patch of {self.patch}")
         if self.any_size and any(side % patch for side, patch in zip(size, self.patch, strict=True)):
             raise ModelError(f"{self.name}: an image of {size} cannot be cut into patches of {self.patch}")
-
-
-def _required(block: nn.Module) -> int:
-    """How many arguments a block insists on, the tokens among them."""
-    parameters = list(inspect.signature(type(block).forward).parameters.values())[1:]
-    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 class HFViT(HFModel):
@@ -338,10 +331,8 @@ class HFTower(HFModel):
         super()._refuse_unseen_attention()
         attention = self.tower.encoder.layers[0].self_attn
         if hasattr(attention, "_shape") and self.tower.config._attn_implementation == "eager":
-            raise ModelError(
-                f"{self.name}: the written-out attention of this old transformers has no axis for its heads; "
-                'load it with attn_implementation="sdpa"'
-            )
+            text = 'has no axis for its heads; load it with attn_implementation="sdpa"'
+            raise ModelError(f"{self.name}: the written-out attention of this old transformers {text}")
 
     def embed(self, inputs: Tensor) -> Tensor:
         tokens = super().embed(inputs)
@@ -410,11 +401,9 @@ class HFZeroShot(HFTower):
         if tokenizer is None:
             raise ModelError(f"{self.name} needs tokenizer= to read prompts (or load it by name), or text_embeds=")
         longest = self.module.text_model.config.max_position_embeddings
-        padding: dict[str, Any] = (
-            {"padding": "max_length", "max_length": longest} if self._siglip else {"padding": True}
-        )
+        padding = {"padding": "max_length", "max_length": longest} if self._siglip else {"padding": True}
         words = tokenizer(prompts, return_tensors="pt", **padding)
-        words = {key: words[key] for key in ("input_ids", *(() if self._siglip else ("attention_mask",)))}
+        words = {key: words[key] for key in (("input_ids",) if self._siglip else ("input_ids", "attention_mask"))}
         if words["input_ids"].shape[1] > longest:
             raise ModelError(f"{self.name}: a prompt is longer than the {longest} pieces that its text tower reads")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):

@@ -48,11 +48,9 @@ class TorchvisionAdapter(LibraryAdapter):
         for kind, family in FAMILIES.items():
             if isinstance(module, kind):
                 return family(module, **facts)
-        raise UnknownError(
-            f"torchvision's {type(module).__name__} is not supported; supported: "
-            f"{', '.join(kind.__name__ for kind in FAMILIES)}, and any convolutional network by a layer, "
-            "as layer='features'"
-        )
+        supported = [*(kind.__name__ for kind in FAMILIES), "and any convolutional network by a layer"]
+        text = f"is not supported; supported: {', '.join(supported)}, as layer='features'"
+        raise UnknownError(f"torchvision's {type(module).__name__} {text}")
 
     def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         weights = _weights(f"{self.prefix}/{name}")
@@ -211,8 +209,8 @@ def _names() -> tuple[str, ...]:
 def _models() -> tuple[ModelInfo, ...]:
     from torchvision.models import get_model_weights
 
-    def info(name: str) -> ModelInfo:
-        size = _weights(f"torchvision/{name}").transforms().crop_size[0]
-        return ModelInfo(f"torchvision/{name}", "torchvision", size, tuple(get_model_weights(name).__members__))
+    def info(name: str, weights: Any) -> ModelInfo:
+        size = weights.DEFAULT.transforms().crop_size[0]
+        return ModelInfo(f"torchvision/{name}", "torchvision", size, tuple(weights.__members__))
 
-    return tuple(info(name) for name in sorted(_names()))
+    return tuple(info(name, get_model_weights(name)) for name in sorted(_names()))

@@ -8,15 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models import VGG, ConvNeXt, DenseNet, EfficientNet, ResNet
-from torchvision.models.swin_transformer import (
-    PatchMerging,
-    PatchMergingV2,
-    ShiftedWindowAttention,
-    ShiftedWindowAttentionV2,
-    SwinTransformer,
-    SwinTransformerBlock,
-    SwinTransformerBlockV2,
-)
+from torchvision.models import swin_transformer as swin
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
 from vitreous.errors import HeadError
@@ -107,8 +99,8 @@ def _classes_of(name: str, head: nn.Module) -> int:
 
 
 _PARTS = {
-    SwinTransformerBlock: (ShiftedWindowAttention, PatchMerging),
-    SwinTransformerBlockV2: (ShiftedWindowAttentionV2, PatchMergingV2),
+    swin.SwinTransformerBlock: (swin.ShiftedWindowAttention, swin.PatchMerging),
+    swin.SwinTransformerBlockV2: (swin.ShiftedWindowAttentionV2, swin.PatchMergingV2),
 }
 """By class of block, its attention and what merges patches after a stage."""
 
@@ -127,7 +119,7 @@ class TorchvisionSwin(TorchvisionModel, StagedModel):
         self._set_stages(len(stage) for stage in features[1::2])
         self.depth = self.stages[-1].stop
         self._refuse_unknown_parts()
-        self._after = isinstance(self.get_block(0), SwinTransformerBlockV2)
+        self._after = isinstance(self.get_block(0), swin.SwinTransformerBlockV2)
         self.cam_point, self.branch_point = ("resid_pre", "attn") if self._after else ("norm2", "norm1")
         if self._after:
             reason = "its norms come after the branches, as attn and mlp"
@@ -244,6 +236,6 @@ class TorchvisionConv(ConvModel):
 
 FAMILIES: dict[type[nn.Module], Callable[..., VisionModel]] = {
     VisionTransformer: TorchvisionViT,
-    SwinTransformer: TorchvisionSwin,
+    swin.SwinTransformer: TorchvisionSwin,
     **dict.fromkeys(_CHAINS, TorchvisionConv),
 }
