@@ -60,17 +60,14 @@ def state_of(tensors: Sequence[tuple[str, Tensor]]) -> Any:
     What is written through ``tensor.data`` or NumPy leaves no trace in a version: a few values of each tensor tell, if
     they are among those that changed. That is enough to look up what is in memory, never for what is on disk.
     """
-    versions = tuple((name, _place(t), None if t.is_inference() else t._version) for name, t in tensors)
-    return versions, _probes([_dense(tensor) for _, tensor in tensors])
+    places = (t.data_ptr() if t.layout is torch.strided else id(t) for _, t in tensors)  # a sparse one has no one place
+    versions = (None if t.is_inference() else t._version for _, t in tensors)
+    names = (name for name, _ in tensors)
+    return tuple(zip(names, places, versions, strict=True)), _probes([_dense(tensor) for _, tensor in tensors])
 
 
 def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.detach().to_dense()
-
-
-def _place(tensor: Tensor) -> int:
-    """Return where the values are; of a sparse tensor, which has no one place, itself."""
-    return tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _row_sums(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import re
 import socket
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -178,10 +179,9 @@ def _ending(module: nn.Module, layer: str, output_key: str | int | None, facts: 
     from vitreous.models.cnn import ConvModel
 
     adapter = _adapter_of(module) if output_key is None else None
-    try:
+    network = None
+    with suppress(UnknownError):
         network = None if adapter is None else adapter.wrap(module, **facts)
-    except UnknownError:
-        network = None
     if network is None:
         return ConvModel(module, ((layer,),), output_key=output_key, cut=layer, **facts)
     if not isinstance(network, ConvModel):

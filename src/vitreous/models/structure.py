@@ -186,7 +186,9 @@ class Weights(NamedTuple):
 
         A ``projection`` that the model reads instead of running it is given as the weight itself.
         """
-        weight = projection.detach() if isinstance(projection, Tensor) else linear_weights(projection)[0]
+        if isinstance(projection, nn.Linear) and is_plain(projection):
+            projection = projection.weight
+        weight = projection.detach() if isinstance(projection, Tensor) else affine(projection)[0]
         width = len(weight)
         first, second = (_scale(scale, weight) for scale in scales)
         outer = Norm.of(norm1, width), Norm.of(norm2, width)
@@ -199,13 +201,6 @@ class Weights(NamedTuple):
 def is_plain(module: nn.Module) -> bool:
     """Whether a module and all inside it are as their libraries built them, so that parameters tell what it does."""
     return not deviations(module)
-
-
-def linear_weights(module: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a linear layer, read if it is a plain one and measured if it is not."""
-    if isinstance(module, nn.Linear) and is_plain(module):
-        return module.weight.detach(), _constant(module.bias)
-    return affine(module)
 
 
 def affine(module: nn.Module) -> tuple[Tensor, Tensor]:
@@ -370,6 +365,5 @@ def count_operations(output: Tensor, by_hand: bool = False) -> dict[str, int]:
     tables = (NODES, _BY_HAND) if by_hand else (NODES,)
     counts = {kind: sum(name in table.get(kind, ()) for table in tables for name in names) for kind in NODES}
     if by_hand:
-        own = sum(isinstance(node, BackwardCFunction) for node in graph_nodes(output.grad_fn))
-        counts["activation"] += own
+        counts["activation"] += sum(isinstance(node, BackwardCFunction) for node in graph_nodes(output.grad_fn))
     return counts

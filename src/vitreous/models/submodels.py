@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -280,18 +281,14 @@ class WrappedModel(DerivedModel):
     def forward_head(self, tokens: Tensor) -> Tensor:
         copy, last = self.shared_copy(), self.depth - 1
 
-        def step_aside(layer: int) -> Callable[..., Any]:
+        def step_aside(layer: int, arriving: Tensor, *args: Any, **kwargs: Any) -> Any:
             length, dimensions = self._shapes[layer]
+            out = tokens if layer == last else arriving
+            if layer == last and dimensions == 4:
+                out = out.reshape(len(out), *self.grid(layer=layer), -1)
+            return (out, *[None] * (length - 1)) if length else out
 
-            def forward(arriving: Tensor, *args: Any, **kwargs: Any) -> Any:
-                out = tokens if layer == last else arriving
-                if layer == last and dimensions == 4:
-                    out = out.reshape(len(out), *self.grid(layer=layer), -1)
-                return (out, *[None] * (length - 1)) if length else out
-
-            return forward
-
-        with overridden(*((copy.get_block(layer), "forward", step_aside(layer)) for layer in range(self.depth))):
+        with overridden(*((copy.get_block(n), "forward", partial(step_aside, n)) for n in range(self.depth))):
             return copy.reference_forward(self._blank_image().expand(len(tokens), -1, -1, -1))
 
     def reference_forward(self, inputs: Tensor) -> Tensor:
@@ -310,16 +307,13 @@ class WrappedModel(DerivedModel):
     def _probe(self) -> _Surroundings:
         copy, shapes = self.shared_copy(own_tensors=True), list[tuple[int, int]]()
 
-        def noting_shape(own: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                out = own(*args, **kwargs)
-                shapes.append((0, out.ndim) if isinstance(out, Tensor) else (len(out), out[0].ndim))
-                return out
-
-            return forward
+        def note_shape(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            out = forward(*args, **kwargs)
+            shapes.append((0, out.ndim) if isinstance(out, Tensor) else (len(out), out[0].ndim))
+            return out
 
         blocks = [copy.get_block(layer) for layer in range(self.depth)]
-        noting = overridden(*((block, "forward", noting_shape(block.forward)) for block in blocks))
+        noting = overridden(*((block, "forward", partial(note_shape, block.forward)) for block in blocks))
         with exact_pass(self), failing_forward(self.name, "a blank image"), noting:
             logits = copy.reference_forward(self._blank_image())
         if len(shapes) != self.depth:

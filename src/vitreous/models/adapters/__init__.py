@@ -100,7 +100,7 @@ class LibraryModel(VisionModel):
         self._set_classes(count, class_names, self._usual_names(count))
         self.preprocess = preprocess or self._usual_preprocess()
         if 0 in self.grid():
-            raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch of {self._patch_size()}")
+            raise ModelError(f"{self.name}: an image of {self.preprocess.size} holds no patch")
 
     @abstractmethod
     def _read_blocks(self) -> None:
@@ -132,10 +132,6 @@ class LibraryModel(VisionModel):
     @abstractmethod
     def _usual_preprocess(self) -> Preprocess:
         """Return the preprocessing that the library notes."""
-
-    @abstractmethod
-    def _patch_size(self) -> tuple[int, int]:
-        """Return height and width of a patch."""
 
 
 class StagedModel(LibraryModel):

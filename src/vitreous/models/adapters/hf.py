@@ -13,12 +13,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from PIL import Image
 from torch import nn
 
 from vitreous.errors import ModelError, UnknownError, VitreousWarning
@@ -144,10 +144,8 @@ def _quiet() -> Iterator[None]:
 def _beside(transformers: Any, name: str, source: str, zero_shot: bool, img_size: Any, quiet: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     try:
-        facts["preprocess"] = from_processor(
-            transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False),
-            None if img_size is None else size_pair(img_size),
-        )
+        processor = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        facts["preprocess"] = from_processor(processor, None if img_size is None else size_pair(img_size))
     except Exception as error:
         if not quiet:
             text = f"no image processor was found, the usual preprocessing is taken ({first_line(error)[:120]})"
@@ -183,16 +181,6 @@ _CLASSES = frozenset({"prompts", "text_embeds"})
 """How the classes of a zero-shot model are given."""
 
 
-@dataclass(frozen=True)
-class _Processed:
-    """An image processor as a function of one image; unlike a lambda it can be pickled."""
-
-    processor: Any
-
-    def __call__(self, photo: Image.Image) -> Any:
-        return self.processor(photo, return_tensors="pt")
-
-
 def from_processor(processor: Any, size: tuple[int, int] | None = None) -> Preprocess:
     """Return what an image processor of transformers does, or what it would do for another input size.
 
@@ -210,7 +198,7 @@ def from_processor(processor: Any, size: tuple[int, int] | None = None) -> Prepr
         sides = {"shortest_edge": height} if data.mode == "center" else {"height": height, "width": width}
         settings = {**processor.to_dict(), "size": sides, "crop_size": {"height": size[0], "width": size[1]}}
         processor = type(processor).from_dict(settings)
-    return match(_Processed(processor), data)
+    return match(partial(processor, return_tensors="pt"), data)
 
 
 def _data_of_processor(processor: Any) -> Preprocess:

@@ -91,9 +91,6 @@ class HFModel(LibraryModel):
     def _usual_preprocess(self) -> Preprocess:
         return self.preprocess
 
-    def _patch_size(self) -> tuple[int, int]:
-        return self.patch
-
     # -- what a family says ----------------------------------------------------------------------------
 
     def _tower(self) -> Any:
@@ -112,7 +109,9 @@ class HFModel(LibraryModel):
 
     def _heads(self) -> list[Any]:
         """Return the linear classifiers."""
-        return [getattr(self.module, "classifier", None)]
+        pair = ("cls_classifier", "distillation_classifier")
+        names = pair if hasattr(self.module, pair[1]) else ("classifier",)
+        return [getattr(self.module, name, None) for name in names]
 
     def _count_classes(self) -> int:
         return count_classes(self.name, *self._heads())
@@ -192,18 +191,9 @@ class HFViT(HFModel):
         "mlp": ("mlp", "output.dropout"),  # transformers 4 adds the residual stream inside ``output``
     }
 
-    @property
-    def _distilled(self) -> bool:
-        return hasattr(self.module, "distillation_classifier")
-
     def _reading(self) -> tuple[int, str]:
         prefix = 2 if hasattr(self.tower.embeddings, "distillation_token") else 1
-        return prefix, "pair" if self._distilled else "token"
-
-    def _heads(self) -> list[Any]:
-        if self._distilled:
-            return [self.module.cls_classifier, self.module.distillation_classifier]
-        return super()._heads()
+        return prefix, "pair" if len(self._heads()) == 2 else "token"
 
     def forward_head(self, tokens: Tensor) -> Tensor:
         tokens = self.tower.layernorm(tokens)
@@ -239,7 +229,7 @@ class HFDinov2(HFModel):
         return bool(self.tower.config.use_swiglu_ffn)
 
 
-class HFSwin(HFModel, StagedModel):
+class HFSwin(StagedModel, HFModel):
     """``SwinForImageClassification``: the mean over the last grid, after a norm.
 
     The size of the images is that of ``preprocess``: windows reach over the whole grid and the tokens of a later
@@ -294,9 +284,6 @@ class HFSwin(HFModel, StagedModel):
 
     def _patch_grid(self, inputs: Tensor | None) -> tuple[int, int]:
         return HFModel.grid(self, inputs)
-
-    def grid(self, inputs: Tensor | None = None, layer: int = 0) -> tuple[int, int]:
-        return StagedModel.grid(self, inputs, layer)
 
     def windows(self, layer: int) -> Windows:
         block, grid = self.blocks[layer], self.grid(layer=layer)
@@ -380,15 +367,12 @@ class HFZeroShot(HFTower):
             text = self._read(self._prompts, tokenizer)
         if not isinstance(text, Tensor) or text.ndim != 2 or not len(text) or not torch.isfinite(text).all():
             raise ModelError(f"{self.name}: text_embeds must be finite numbers [classes, width]")
-        if text.shape[1] != self._text_width:
-            raise ModelError(f"{self.name}: text_embeds are {text.shape[1]} wide, images {self._text_width}")
+        width = self.embed_dim if self._siglip else self.module.visual_projection.out_features
+        if text.shape[1] != width:
+            raise ModelError(f"{self.name}: text_embeds are {text.shape[1]} wide, images {width}")
         text = text.detach().to(self.device, self.dtype)
         self.text = text / text.norm(p=2, dim=-1, keepdim=True)
         return len(text)
-
-    @property
-    def _text_width(self) -> int:
-        return int(self.embed_dim if self._siglip else self.module.visual_projection.out_features)
 
     def _usual_names(self, count: int) -> list[str] | None:
         return self._prompts

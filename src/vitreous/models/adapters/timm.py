@@ -71,9 +71,6 @@ class TimmModel(LibraryModel):
     def _usual_preprocess(self) -> Preprocess:
         return preprocess_of(self.module, self.module.patch_embed.img_size)
 
-    def _patch_size(self) -> tuple[int, int]:
-        return self.module.patch_embed.patch_size  # type: ignore[no-any-return]
-
     @property
     def _blocks(self) -> list[Any]:
         """The blocks, bottom first."""
@@ -304,7 +301,7 @@ class TimmAdapter(LibraryAdapter):
     def _build(self, name: str, is_pretrained: bool, options: dict[str, Any]) -> nn.Module:
         if ":" not in name and not timm.is_model(name):
             raise self._unknown(name)
-        size = options.pop("img_size", None) if name.partition(".")[0] in _built_for_no_size() else None
+        size = options.pop("img_size", None) if timm.models.is_model_in_modules(name, _families()[-1].modules) else None
         if is_pretrained and ":" not in name and not reachable("timm/*"):
             raise self._unfetched(name, "the model hub cannot be reached")
         try:
@@ -328,11 +325,6 @@ ADAPTER = TimmAdapter()
 
 
 @cache
-def _built_for_no_size() -> frozenset[str]:
-    return frozenset(name for module in _families()[-1].modules for name in timm.list_models(module=module))
-
-
-@cache
 def _models() -> tuple[ModelInfo, ...]:
     tags: dict[str, list[str]] = {
         name: []
@@ -345,9 +337,6 @@ def _models() -> tuple[ModelInfo, ...]:
         architecture, _, tag = pretrained.partition(".")
         if architecture in tags:
             tags[architecture].append(tag)
-    return tuple(ModelInfo(f"timm/{name}", "timm", _size(name), tuple(tags[name])) for name in sorted(tags))
-
-
-def _size(name: str) -> int | None:
-    config = timm.get_pretrained_cfg(name)
-    return int(config.input_size[-1]) if config is not None else None
+    configs = {name: timm.get_pretrained_cfg(name) for name in sorted(tags)}
+    sizes = {name: int(config.input_size[-1]) if config is not None else None for name, config in configs.items()}
+    return tuple(ModelInfo(f"timm/{name}", "timm", size, tuple(tags[name])) for name, size in sizes.items())

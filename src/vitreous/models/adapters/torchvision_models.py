@@ -55,9 +55,6 @@ class TorchvisionViT(TorchvisionModel):
     def _count_classes(self) -> int:
         return _classes_of(self.name, self.module.heads)
 
-    def _patch_size(self) -> tuple[int, int]:
-        return (self.module.patch_size,) * 2
-
     def embed(self, inputs: Tensor) -> Tensor:
         model = self.module
         first = model.class_token.expand(inputs.shape[0], -1, -1)
@@ -150,10 +147,6 @@ class TorchvisionSwin(TorchvisionModel, StagedModel):
     def _merging(self, layer: int) -> Any:
         return self.module.features[2 + 2 * self._stage(layer)] if self._ends_stage(layer) else None
 
-    def _patch_size(self) -> tuple[int, int]:
-        height, width = self.module.features[0][0].stride
-        return height, width
-
     def embed(self, inputs: Tensor) -> Tensor:
         return self.module.features[0](inputs).flatten(1, 2)  # type: ignore[no-any-return]
 
@@ -163,8 +156,9 @@ class TorchvisionSwin(TorchvisionModel, StagedModel):
         return model.head(model.flatten(model.avgpool(model.permute(normed))))  # type: ignore[no-any-return]
 
     def _patch_grid(self, inputs: Tensor | None) -> tuple[int, int]:
-        height, width = (side // patch for side, patch in zip(self.preprocess.size, self._patch_size(), strict=True))
-        return height, width
+        height, width = self.preprocess.size
+        patch = self.module.features[0][0].stride
+        return height // patch[0], width // patch[1]
 
     def windows(self, layer: int) -> Windows:
         attention, grid = self.get_block(layer).attn, self.grid(layer=layer)
