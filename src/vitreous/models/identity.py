@@ -134,13 +134,9 @@ class ModelIdentity:
 
     def differences(self, other: ModelIdentity, code: bool = True) -> str:
         """Say in words what is not the same: ``"other weights and other preprocessing"``; nothing if all is."""
-        parts = {
-            "other weights": self.weights != other.weights,
-            "other structure or settings": self.structure != other.structure,
-            "other preprocessing": self.preprocessing != other.preprocessing,
-            "other code": code and self.code != other.code,
-        }
-        different = [name for name, is_other in parts.items() if is_other]
+        nouns = {"weights": "weights", "structure": "structure or settings", "preprocessing": "preprocessing"}
+        nouns |= {"code": "code"} if code else {}
+        different = [f"other {noun}" for part, noun in nouns.items() if getattr(self, part) != getattr(other, part)]
         return " and ".join(filter(None, (", ".join(different[:-1]), *different[-1:])))
 
 

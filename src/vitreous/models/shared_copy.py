@@ -356,9 +356,8 @@ def verify(model: VisionModel, inputs: Tensor) -> None:
     findings = facts_about(model.module).get(key)
     if findings is None:
         findings = _verify(model, inputs[:1].detach())
-        if (
-            findings.pooling is not None or model.has_own_pooling
-        ):  # a head of zeros may be trained, and read tokens then
+        # a head of zeros, which reads no token, may be trained
+        if findings.pooling is not None or model.has_own_pooling:
             facts_about(model.module)[key] = findings
     if model.deviations is not findings.deviations:
         model.pooling = findings.pooling or model.pooling

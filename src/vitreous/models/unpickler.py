@@ -44,14 +44,7 @@ class Stub:
     def __call__(self, *_: Any, **__: Any) -> Stub:
         return self
 
-    def __setstate__(self, _: Any) -> None: ...
-
-    def __setitem__(self, _: Any, __: Any) -> None: ...
-
-    def append(self, _: Any) -> None:
-        """Take nothing."""
-
-    extend = add = append
+    append = extend = add = __setitem__ = __setstate__ = __call__
 
 
 class _Rebuild:

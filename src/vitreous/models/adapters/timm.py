@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitreous.errors import ModelError
-from vitreous.models.adapters import (
-    Convert,
-    LibraryAdapter,
-    LibraryModel,
-    count_classes,
-    first_line,
-    size_pair,
-)
+from vitreous.models.adapters import Convert, LibraryAdapter, LibraryModel, count_classes, first_line, size_pair
 from vitreous.models.base import VisionModel
 from vitreous.models.pooling import Pooling
 from vitreous.models.preprocess import Preprocess
