@@ -81,11 +81,16 @@ def _local_files(home: str) -> list[Any] | None:
         content = _content(name, place.file)
         if content is not None:
             files[name] = [_digest(content), *_edited(name, content)]
-            outer = name if place.folders else name.rpartition(".")[0]  # a script says itself what it is relative to
-            waiting += _imports(content, str(getattr(sys.modules.get(name), "__package__", None) or outer))
+            waiting += _imports(content, _package_of(name, place))
         elif name == home:
             return None
     return [["" if name == home else name, facts] for name, facts in sorted(files.items())]
+
+
+def _package_of(name: str, place: _Place) -> str:
+    """Return the package that relative imports of a module start from; that of a script is its own word."""
+    package = getattr(sys.modules.get(name), "__package__", None)
+    return str(package or (name if place.folders else name.rpartition(".")[0]))
 
 
 def _place(name: str) -> _Place | None:

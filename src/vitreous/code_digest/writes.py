@@ -127,7 +127,7 @@ class _Facts:
         name = str(step.argval)
         if step.opname in _STORES:
             last = before.argval[-1] if isinstance(before.argval, tuple) else before.argval  # two may be loaded at once
-            is_own = first is not None and before.opname.startswith("LOAD_FAST") and last == first
+            is_own = before.opname.startswith("LOAD_FAST") and last == first
             (self.own if is_own else self.other).add(name)
         elif step.opname in _STORED_VARIABLES:
             self.variables.add(name)

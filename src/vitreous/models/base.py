@@ -196,9 +196,8 @@ class VisionModel(ABC):
         """
         if self.source_model is None:
             return self._operation_counts(layer)
-        self._counts = {} if self._counts is None else self._counts
-        if layer not in self._counts:
-            self._counts[layer] = self.source_model.operation_counts(layer)
+        if self._counts is None:
+            self._counts = {n: self.source_model.operation_counts(n) for n in (None, *range(self.depth))}
         return self._counts[layer]
 
     def _operation_counts(self, layer: int | None) -> Mapping[str, int]:

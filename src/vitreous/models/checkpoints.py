@@ -69,21 +69,27 @@ def translate(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str
     reads_token = getattr(model, "global_pool", "token") == "token"
     if source is None or target is None or is_same or not reads_token:
         return dict(tensors), ""
-    parts: dict[str, tuple[str, Tensor]] = {}  # by their common names, and with the names that they had
-    for name, tensor in tensors.items():
-        names = _parts(name, source)
-        if tensor.ndim and len(tensor) % len(names) == 0:
-            parts |= {part: (name, chunk) for part, chunk in zip(names, tensor.chunk(len(names)), strict=True)}
+    parts = _take_apart(tensors, source)
     translated: dict[str, Tensor] = {}
     used: set[str] = set()
     for name in wanted:
-        matches = [parts[part] for part in _parts(name, target) if part in parts]
-        if len(matches) == len(_parts(name, target)):
-            origins, chunks = zip(*matches, strict=True)
+        names = _parts(name, target)
+        if parts.keys() >= set(names):
+            origins, chunks = zip(*map(parts.__getitem__, names), strict=True)
             translated[name] = torch.cat(chunks) if len(chunks) > 1 else chunks[0]
             used.update(origins)
     others = {name: tensor for name, tensor in tensors.items() if name not in used}
     return translated | others, f"{source}'s names"
+
+
+def _take_apart(tensors: Mapping[str, Tensor], library: str) -> dict[str, tuple[str, Tensor]]:
+    """Return the parts of a table by their common names, each with the name that it had."""
+    parts: dict[str, tuple[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        names = _parts(name, library)
+        if tensor.ndim and len(tensor) % len(names) == 0:
+            parts |= {part: (name, chunk) for part, chunk in zip(names, tensor.chunk(len(names)), strict=True)}
+    return parts
 
 
 def _library(names: Iterable[str]) -> str | None:
@@ -264,21 +270,22 @@ def fit(
         tensors = tensors if convert is None else convert(tensors, model)
     except Exception as error:  # a foreign file can break the conversion anywhere
         raise CheckpointError(f"{misfit}: {one_line(str(error))}") from error
-    wanted = model.state_dict()
-    pairs = [(name, tensors[name], wanted[name]) for name in tensors if name in wanted]
-    problems = {
-        "missing": _without(wanted, tensors),
-        "unexpected": _without(tensors, wanted),
-        "of another shape": [f"{n} {tuple(t.shape)} for {tuple(w.shape)}" for n, t, w in pairs if t.shape != w.shape],
-        "of another type": [f"{n} {t.dtype} for {w.dtype}" for n, t, w in pairs if not _is_castable(t.dtype, w.dtype)],
-    }
-    texts = [f"{len(names)} {problem} ({_first_few(names)})" for problem, names in problems.items() if names]
-    if texts:
-        raise CheckpointError(f"{misfit}: {'; '.join(texts)}")
+    problems = [f"{len(names)} {what} ({_first_few(names)})" for what, names in _problems(tensors, model) if names]
+    if problems:
+        raise CheckpointError(f"{misfit}: {'; '.join(problems)}")
     model.load_state_dict(tensors)
     classes = classes_in(tensors)
     facts = [checkpoint.description, language and f"translated from {language}", classes and f"{classes} classes"]
     _log.info(one_line(f"weights from {checkpoint.path}: {', '.join(str(fact) for fact in facts if fact)}"))
+
+
+def _problems(tensors: Mapping[str, Tensor], model: nn.Module) -> list[tuple[str, list[str]]]:
+    wanted = model.state_dict()
+    pairs = [(name, tensors[name], wanted[name]) for name in tensors if name in wanted]
+    shapes = [f"{name} {tuple(t.shape)} for {tuple(w.shape)}" for name, t, w in pairs if t.shape != w.shape]
+    types = [f"{name} {t.dtype} for {w.dtype}" for name, t, w in pairs if not _is_castable(t.dtype, w.dtype)]
+    problems = {"missing": _without(wanted, tensors), "unexpected": _without(tensors, wanted)}
+    return list({**problems, "of another shape": shapes, "of another type": types}.items())
 
 
 def _is_castable(source: torch.dtype, wanted: torch.dtype) -> bool:

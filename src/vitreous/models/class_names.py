@@ -107,15 +107,18 @@ def find_label(word: str, class_names: Sequence[str] | None, classes: int) -> in
         return check_index(int(word), classes)
     if not names:
         raise TargetError(f"class {word!r} is given by name but the model has no labels; use an index 0..{classes - 1}")
-    wanted, lower = word.strip().lower(), [name.lower() for name in names]
-    indices = [index for index, name in enumerate(lower) if name == wanted]
-    indices = indices or [index for index, name in enumerate(lower) if wanted in _synonyms(name)]
+    indices = _indices(word.strip().lower(), [name.lower() for name in names])
     if len(indices) == 1:
         return check_index(indices[0], classes)
     if not indices:
         raise TargetError(f"no class is called {word!r}{suggested(word, names)}")
     listed = ", ".join(f"{i} ({names[i]})" for i in indices[:5])
     raise TargetError(f"class {word!r} names several classes: {listed}; use the index")
+
+
+def _indices(wanted: str, names: Sequence[str]) -> list[int]:
+    exact = [index for index, name in enumerate(names) if name == wanted]
+    return exact or [index for index, name in enumerate(names) if wanted in _synonyms(name)]
 
 
 def check_index(index: int, classes: int) -> int:

@@ -70,19 +70,13 @@ def structure(model: nn.Module) -> list[int]:
             continue
         seen.add(id(module))
         kinds.add(type(module))
-        digest += _module_digest(module)
-        waiting += [child for child in module.__dict__["_modules"].values() if child is not None]
+        attributes = vars(module)
+        digest.append(hash((id(module), *(id(value) for _, value in settings_of(module)))))
+        digest += (*attributes["_forward_hooks"], -1, *attributes["_forward_pre_hooks"], -1)
+        waiting += [child for child in attributes["_modules"].values() if child is not None]
     bases = {base for kind in kinds for base in kind.__mro__ if base is not object}
     digest += [hash(tuple(map(id, vars(base).values()))) for base in sorted(bases, key=id)]
     digest += (*torch_module._global_forward_hooks, -1, *torch_module._global_forward_pre_hooks)
-    return digest
-
-
-def _module_digest(module: nn.Module) -> list[int]:
-    attributes = vars(module)
-    digest = [hash((id(module), *(id(value) for _, value in settings_of(module))))]
-    if attributes["_forward_hooks"] or attributes["_forward_pre_hooks"]:
-        digest += (*attributes["_forward_hooks"], -1, *attributes["_forward_pre_hooks"])
     return digest
 
 

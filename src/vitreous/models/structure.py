@@ -121,8 +121,8 @@ class Norm:
         inner: Any = norms[0]
         centred, eps = isinstance(inner, nn.LayerNorm), inner.eps or torch.finfo(torch.float32).eps
         if module is inner and is_plain(module):
-            weight, bias = (_constant(getattr(module, name, None)) for name in ("weight", "bias"))
-            return cls(weight, bias, eps, centred)
+            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+            return cls(_constant(weight), _constant(bias), eps, centred)
         return cls._measured(module, eps, centred, width or inner.weight.numel())
 
     @classmethod
