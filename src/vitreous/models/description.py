@@ -56,8 +56,8 @@ _MOST_FACTS = 64
 _unknown: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _guard = Lock()
 
-Hung = tuple[Any, type | None]
-"""A function that was hung on a module, and the class whose methods it may call."""
+HookFunction = tuple[Any, type | None]
+"""A function that was put on a module, and the class whose methods it may call."""
 
 
 class _Facts(NamedTuple):
@@ -89,7 +89,7 @@ class Description:
         self._functions = (*((member, None) for _, member in patches), *hooks)
         self._read_code()
         for number, (name, member) in enumerate(patches):
-            self.lines.append(("patch", name, self._plain(member, f"patch {number} {name}")))
+            self.lines.append(("patch", name, self._describe(member, f"patch {number} {name}")))
         for name in _GLOBAL_HOOKS:
             self._hooks("", name, vars(torch_module)[name])
         for path, module in self._modules:  # grows where modules are found that are not registered
@@ -140,7 +140,7 @@ class Description:
                 self.tensors.append((prefix + name, tensor))
         for name in sorted(attributes.keys() - _OF_EVERY_MODULE):
             if self._counts(kind, name):
-                line.append((name, self._plain(attributes[name], prefix + name)))
+                line.append((name, self._describe(attributes[name], prefix + name)))
         self.lines.append(line)
         for name in _HOOKS:
             self._hooks(path, name, attributes.get(name) or {})
@@ -148,7 +148,7 @@ class Description:
     def _hooks(self, path: str, kind: str, hooks: Mapping[int, Any]) -> None:
         own = [hook for hook in hooks.values() if getattr(hook, "__module__", None) != _RECORDER]
         for number, hook in enumerate(own):
-            self.lines.append(("hook", path, kind, self._plain(hook, f"{path} {kind} {number}")))
+            self.lines.append(("hook", path, kind, self._describe(hook, f"{path} {kind} {number}")))
 
     def _counts(self, kind: type, name: str) -> bool:
         """Whether an attribute of objects of some class is a setting: code may read it, and no forward writes it."""
@@ -163,7 +163,7 @@ class Description:
 
     # -- values ----------------------------------------------------------------------------------------
 
-    def _plain(self, value: Any, path: str, depth: int = 0) -> Any:
+    def _describe(self, value: Any, path: str, depth: int = 0) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -191,19 +191,22 @@ class Description:
 
     def _items(self, value: Any, path: str, depth: int) -> Iterable[Any]:
         if isinstance(value, tuple | list):
-            return [self._plain(item, f"{path}[{number}]", depth) for number, item in enumerate(value)]
+            return [self._describe(item, f"{path}[{number}]", depth) for number, item in enumerate(value)]
         if isinstance(value, set | frozenset):
-            return sorted(repr(self._plain(item, path, depth)) for item in value)
-        items = [(repr(self._plain(key, path, depth)), item) for key, item in value.items()]
-        return [(key, self._plain(item, f"{path}[{key}]", depth)) for key, item in sorted(items, key=itemgetter(0))]
+            return sorted(repr(self._describe(item, path, depth)) for item in value)
+        items = [(repr(self._describe(key, path, depth)), item) for key, item in value.items()]
+        return [(key, self._describe(item, f"{path}[{key}]", depth)) for key, item in sorted(items, key=itemgetter(0))]
 
     def _compound(self, value: Any, path: str, depth: int) -> Any:
         if isinstance(value, _COLLECTIONS):
             return [type(value).__name__, *self._items(value, path, depth)]
         if isinstance(value, partial):
-            return ["partial", *(self._plain(part, path, depth) for part in (value.func, value.args, value.keywords))]
+            return [
+                "partial",
+                *(self._describe(part, path, depth) for part in (value.func, value.args, value.keywords)),
+            ]
         if isinstance(value, MethodType):
-            return ["method", self._plain(value.__func__, path, depth), self._plain(value.__self__, path, depth)]
+            return ["method", self._describe(value.__func__, path, depth), self._describe(value.__self__, path, depth)]
         if isinstance(value, FunctionType) and any(map(is_external, functions_of(value))):
             self.external[path] = value
             return "external"
@@ -226,7 +229,7 @@ class Description:
             written |= writes_of(calls, kind).attributes
         for name, attribute in sorted(getattr(value, "__dict__", {}).items()):
             if name in read and name not in written:
-                line.append((name, self._plain(attribute, f"{path}.{name}", depth)))
+                line.append((name, self._describe(attribute, f"{path}.{name}", depth)))
         return line
 
     def _reference(self, module: nn.Module, path: str) -> Any:
@@ -255,7 +258,7 @@ class Description:
                 value = model.declared_pooling
             if not name.startswith("_") and name not in _NO_FACTS and not callable(value):
                 is_inner = hasattr(value, "module") and hasattr(value, "embed") and not isinstance(value, nn.Module)
-                line.append((name, self._view(value) if is_inner else self._plain(value, f"view.{name}")))
+                line.append((name, self._view(value) if is_inner else self._describe(value, f"view.{name}")))
         return line
 
 
@@ -286,11 +289,11 @@ def _is_of_another(function: FunctionType, kind: type, name: str) -> bool:
     return name == "forward" and own != "_forward_unimplemented" and (own != name or owner not in bases)
 
 
-def _functions_on(module: nn.Module) -> Iterator[Hung]:
-    """Yield the functions that were hung on a module."""
+def _functions_on(module: nn.Module) -> Iterator[HookFunction]:
+    """Yield the functions that were put on a module: hooks, and a ``forward`` of its own."""
     attributes = vars(module)
-    hung = [hook for name in _HOOKS for hook in attributes.get(name, {}).values()]
-    for hook in (*hung, *(attributes[name] for name in attributes.keys() & {"forward"})):
+    hooks = [hook for name in _HOOKS for hook in attributes.get(name, {}).values()]
+    for hook in (*hooks, attributes.get("forward")):  # None is nothing that can be called
         if isinstance(hook, FunctionType):
             yield hook, None
         elif isinstance(hook, MethodType):
@@ -299,21 +302,21 @@ def _functions_on(module: nn.Module) -> Iterator[Hung]:
             yield type(hook).__call__, type(hook)
 
 
-_facts_known: dict[Any, _Facts] = {}
+_facts_by_code: dict[Any, _Facts] = {}
 
 
-def _facts_of(kinds: tuple[type, ...], functions: tuple[Hung, ...]) -> _Facts:
+def _facts_of(kinds: tuple[type, ...], functions: tuple[HookFunction, ...]) -> _Facts:
     """Return what the code of classes and functions reads and writes; for the same ones, from memory."""
     key = kinds, *((function.__code__, owner) for member, owner in functions for function in functions_of(member))
-    facts = _facts_known.get(key)
+    facts = _facts_by_code.get(key)
     if facts is None:
-        if len(_facts_known) >= _MOST_FACTS:
-            _facts_known.clear()
-        facts = _facts_known[key] = _read_facts(kinds, functions)
+        if len(_facts_by_code) >= _MOST_FACTS:
+            _facts_by_code.clear()
+        facts = _facts_by_code[key] = _read_facts(kinds, functions)
     return facts
 
 
-def _read_facts(kinds: Sequence[type], functions: Sequence[Hung]) -> _Facts:
+def _read_facts(kinds: Sequence[type], functions: Sequence[HookFunction]) -> _Facts:
     read = names_read(_code_of(kinds, functions))
     of_classes = {kind: writes_of([kind.forward], kind, nn.Module) for kind in kinds if issubclass(kind, nn.Module)}
     of_hooks = [writes_of([member], owner) for member, owner in functions]
@@ -327,7 +330,7 @@ def _read_facts(kinds: Sequence[type], functions: Sequence[Hung]) -> _Facts:
     )
 
 
-def _code_of(kinds: Sequence[type], functions: Sequence[Hung]) -> Iterator[Any]:
+def _code_of(kinds: Sequence[type], functions: Sequence[HookFunction]) -> Iterator[Any]:
     """Yield functions, the members of classes and of all above them, and the functions beside these in their files."""
     yield from (member for member, _ in functions)
     owners = [owner for _, owner in functions if owner is not None and is_external(owner)]

@@ -101,9 +101,9 @@ def _probes(tensors: Sequence[Tensor]) -> bytes:
 
 
 _UNKNOWN = "unknown "
-_known: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
-_asked: WeakKeyDictionary[nn.Module, Snapshot] = WeakKeyDictionary()
-_waiting: WeakKeyDictionary[nn.Module, tuple[finalize[Any, Any], WeakSet[Snapshot]]] = WeakKeyDictionary()
+_weight_digests: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_latest_snapshots: WeakKeyDictionary[nn.Module, Snapshot] = WeakKeyDictionary()
+_finalizers: WeakKeyDictionary[nn.Module, tuple[finalize[Any, Any], WeakSet[Snapshot]]] = WeakKeyDictionary()
 _guard = Lock()
 
 
@@ -173,10 +173,10 @@ class Snapshot:
         """Return the one of an earlier question, if it was not read yet and nothing seems to have changed."""
         taken, module = cls(model), (model.source_model or model).module
         with _guard:
-            earlier = _asked.get(module)
+            earlier = _latest_snapshots.get(module)
             is_same = earlier is not None and (earlier._state, earlier._parts) == (taken._state, taken._parts)
             if earlier is None or earlier._weights or not is_same:
-                earlier = _asked[module] = taken
+                earlier = _latest_snapshots[module] = taken
             return earlier
 
     @property
@@ -190,7 +190,7 @@ class Snapshot:
             self.read(Description(module).tensors)
             if not self._weights.startswith(_UNKNOWN):
                 with _guard:
-                    _known[module] = self._state, self._weights
+                    _weight_digests[module] = self._state, self._weights
         self._weights = self._weights or _UNKNOWN + uuid4().hex
         if self._weights.startswith(_UNKNOWN):
             text = "the model was changed before its result was stored: what is stored now is never used again"
@@ -202,7 +202,7 @@ class Snapshot:
         """The identity, of weights that were read before if nothing seems to have changed: for what is in memory."""
         module = self._module()
         with _guard:
-            then, digest = (None, "") if module is None else _known.get(module, (None, ""))
+            then, digest = (None, "") if module is None else _weight_digests.get(module, (None, ""))
         return ModelIdentity(digest, **self._parts) if then == self._state else self.identity
 
     def read(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -220,12 +220,12 @@ def _wait(module: nn.Module, tensors: Sequence[tuple[str, Tensor]], snapshot: Sn
     """
     aliases = [(name, tensor.detach()) for name, tensor in tensors]
     with _guard:
-        before = _waiting.get(module)
+        before = _finalizers.get(module)
         snapshots = WeakSet[Snapshot]() if before is None else before[1]
         snapshots.add(snapshot)
         finalizer = finalize(module, _read_all, aliases, snapshots)
         finalizer.atexit = False
-        _waiting[module] = finalizer, snapshots
+        _finalizers[module] = finalizer, snapshots
     if before is not None:
         before[0].detach()
 
