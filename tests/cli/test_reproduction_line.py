@@ -68,7 +68,7 @@ def test_the_step_of_effort_and_a_picture_in_hand() -> None:
     picture = Image.open("a photo.png").convert("RGB")
     first = vt.why(vt.load("world"), picture, effort="quick")
     assert first.command == "vt.why(vt.load('world'), image, effort='quick')\n# image: the image in hand"
-    assert rerun(first.command, picture=picture) == first.html()
+    assert rerun(first.command, image=picture) == first.html()
 
 
 def test_a_model_in_hand_is_told_by_its_fingerprint() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from vitreous.cli import options
+from vitreous.cli.options import OptionGroup, with_options
 from vitreous.errors import VitreousError, one_line
 
 if TYPE_CHECKING:
@@ -25,23 +27,35 @@ app = typer.Typer(
 )
 _INTERVAL = 15.0  # seconds between two lines where there is no terminal for a bar
 _MAX_LISTED = 20  # names of images and units that status lists
-_ProtocolName = Annotated[str, typer.Argument(help="A name of `vitreous bench list`, or a TOML file.")]
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
-_Data = Annotated[
-    list[str] | None,
-    typer.Option(help="Where the images are; LABEL=PATH, repeated, if there are several data sets."),
-]
-_Images = Annotated[int | None, typer.Option(min=1, help="How many images.")]
-_Checkpoint = Annotated[list[str] | None, typer.Option(help="LABEL=FILE: weights of a model; may be repeated.")]
-_Threads = Annotated[int, typer.Option(min=1, help="Threads of each worker, part of the plan.")]
-_Precision = Annotated[
-    str | None,
-    typer.Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
-]
+_ProtocolName = Annotated[str, Argument(help="A name of `vitreous bench list`, or a TOML file.")]
+_Folder = Annotated[Path, Argument(metavar="DIR", help="The folder of a run.")]
 _Reference = Annotated[
-    str | None, typer.Option(help="The row that others are tested against.", show_default="the protocol's")
+    str | None, Option(help="The row that others are tested against.", show_default="the protocol's")
 ]
-_Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+_Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
+
+
+@dataclass(frozen=True)
+class _RunOptions(OptionGroup):
+    """Where a run has its images and weights, and what it runs on."""
+
+    data: Annotated[
+        list[str] | None, Option(help="Where the images are; LABEL=PATH, repeated, if there are several data sets.")
+    ] = None
+    images: Annotated[int | None, Option(min=1, help="How many images.")] = None
+    checkpoint: Annotated[list[str] | None, Option(help="LABEL=FILE: weights of a model; may be repeated.")] = None
+    img_size: options.ImgSize = None
+    precision: Annotated[
+        str | None,
+        Option(help="Of perturbed images on a GPU: float32, float16 or bfloat16.", show_default="the protocol's"),
+    ] = None
+    device: options.Device = "auto"
+    threads: Annotated[int, Option(min=1, help="Threads of each worker, part of the plan.")] = 1
+    memory_gb: options.MemoryGb = None
+    workers: Annotated[
+        int | None, Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8")
+    ] = None
+    quiet: options.Quiet = False
 
 
 @app.callback(invoke_without_command=True)
@@ -64,71 +78,64 @@ def list_() -> None:
 
 
 @app.command()
+@with_options()
 def run(
     protocol: _ProtocolName,
-    out: Annotated[Path, typer.Option(help="The folder of the run; one that is there is resumed or extended.")],
-    data: _Data = None,
+    out: Annotated[Path, Option(help="The folder of the run; one that is there is resumed or extended.")],
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--model",
             "-m",
             help="Another model instead of the run's; +NAME adds one, -NAME removes one. May be repeated.",
         ),
     ] = None,
-    img_size: options.ImgSize = None,
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="Only these rows: a label of the protocol, a spec, a folder of maps or package.module:callable. "
             "+NAME adds a row to those that the run has, --method=-NAME removes one. May be repeated."
         ),
     ] = None,
     metric: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only these metrics; +NAME adds one to those of the run, -NAME removes one. May be repeated."
-        ),
+        Option(help="Only these metrics; +NAME adds one to those of the run, -NAME removes one. May be repeated."),
     ] = None,
-    images: _Images = None,
     seed: Annotated[
         list[str] | None,
-        typer.Option(help="Only these seeds; +N adds one to those of the run, -N removes one. May be repeated."),
-    ] = None,
-    checkpoint: _Checkpoint = None,
-    device: options.Device = "auto",
-    threads: _Threads = 1,
-    precision: _Precision = None,
-    memory_gb: options.MemoryGb = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes, or actors.", show_default="one per GPU, or per core up to 8")
+        Option(help="Only these seeds; +N adds one to those of the run, -N removes one. May be repeated."),
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster.")
+        str | None, Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    engine: Annotated[str, Option(help="local or ray.")] = "local",
     address: Annotated[
-        str | None,
-        typer.Option(help="The Ray cluster to use, with --engine ray.", show_default="one of this machine"),
+        str | None, Option(help="The Ray cluster to use, with --engine ray.", show_default="one of this machine")
     ] = None,
     wait: Annotated[
         float | None,
-        typer.Option(
+        Option(
             min=0,
             metavar="SECONDS",
             help="How long to wait for a first worker of a cluster without room, with --engine ray.",
             show_default="600",
         ),
     ] = None,
-    quiet: options.Quiet = False,
+    *,
+    run_options: _RunOptions,
 ) -> None:
     """Run a protocol, go on where it stopped, or add what is new in it.
 
     Ctrl-C loses the units in flight and nothing else; the same command goes on. Several runs may share a folder. A run
     keeps what it has: methods, metrics, seeds, models, images. A plain list replaces what was there.
     """
-    part = _read_shard(shard)
-    paths = options.read_data_paths(data)
+    changes = {"models": model, "methods": method, "metrics": metric, "seeds": seed}
+    _run(protocol, out, run_options, changes, engine=engine, shard=_read_shard(shard), address=address, wait=wait)
+
+
+def _run(protocol: str, out: Path, run_options: _RunOptions, lists: Mapping[str, Any], **execution: Any) -> None:
+    """Run a protocol with the ``lists`` that are to change."""
+    paths = options.read_data_paths(run_options.data)
     from vitreous.benchmark.changes import Changes, apply_changes, refuse_unnamed_code, resume_protocol
     from vitreous.benchmark.data import Options, check_labels
     from vitreous.benchmark.executors import EXECUTORS
@@ -137,13 +144,15 @@ def run(
     from vitreous.benchmark.store import Store
     from vitreous.registry import check_choice
 
-    check_choice("engine", engine, EXECUTORS)
-    weights = options.read_pairs(checkpoint, "checkpoint")
-    settings = Options(paths, device, threads, memory_gb, images, weights)
+    check_choice("engine", execution.get("engine", "local"), EXECUTORS)
+    weights, quiet = options.read_pairs(run_options.checkpoint, "checkpoint"), run_options.quiet
+    limits = run_options.threads, run_options.memory_gb, run_options.images
+    settings = Options(paths, run_options.device, *limits, weights)
     named, manifest = _read_protocol(protocol), Store(out).manifest()
     previous: Mapping[str, Any] = {} if manifest is None else manifest["wanted"]
     start, notes = resume_protocol(named, previous or None)
-    changes = Changes(method or (), metric or (), seed or (), model or (), img_size, precision)
+    edits = {name: texts or () for name, texts in lists.items()}
+    changes = Changes(**edits, size=run_options.img_size, precision=run_options.precision)
     changed, dropped = apply_changes(start, changes, named, Store(out).plans())
     refuse_unnamed_code(changed, named, changes)
     check_labels(settings, [changed, named])
@@ -156,7 +165,7 @@ def run(
     with options.log_messages(quiet):
         benchmark.prepare()
         with _progress(quiet) as progress:
-            execute(benchmark, engine, workers=workers, shard=part, address=address, progress=progress, wait=wait)
+            execute(benchmark, workers=run_options.workers, progress=progress, **execution)
     if not quiet:
         _print_end(benchmark.store, out)
 
@@ -237,8 +246,8 @@ def status(folder: _Folder, as_json: options.AsJson = False) -> None:
 @app.command()
 def pack(
     folder: _Folder,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, such as run.zip.")],
-    maps: Annotated[bool, typer.Option(help="With the maps; without them it is small.")] = True,
+    file: Annotated[Path, Argument(metavar="FILE", help="The file to write, such as run.zip.")],
+    maps: Annotated[bool, Option(help="With the maps; without them it is small.")] = True,
     overwrite: options.Overwrite = False,
 ) -> None:
     """Write a run into one file, to report it, or go on with it, on another machine."""
@@ -250,8 +259,8 @@ def pack(
 
 @app.command()
 def unpack(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A packed run.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to put it: a new folder, or the same run.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A packed run.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where to put it: a new folder, or the same run.")],
 ) -> None:
     """Put a packed run into a folder; units that the same run already has there stay."""
     from vitreous.benchmark.pack import unpack as extract
@@ -328,12 +337,12 @@ def _print_end(store: Any, out: Path) -> None:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, finished or not.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="The folder of a run, finished or not.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the report; one of ours is replaced.", show_default="DIR/report")
+        Path | None, Option(help="Where to write the report; one of ours is replaced.", show_default="DIR/report")
     ] = None,
     reference: _Reference = None,
-    data: Annotated[str | None, typer.Option(help="Where the images are now, if not where the run had them.")] = None,
+    data: Annotated[str | None, Option(help="Where the images are now, if not where the run had them.")] = None,
     open_it: _Open = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -349,23 +358,16 @@ def report(
     _print_report(written, open_it, quiet)
 
 
+@with_options()
 def reproduce(
     protocol: _ProtocolName,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run.", show_default="runs/PROTOCOL")] = None,
-    data: _Data = None,
+    out: Annotated[Path | None, Option(help="The folder of the run.", show_default="runs/PROTOCOL")] = None,
     model: options.NamedModel = None,
-    img_size: options.ImgSize = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only these rows of the paper; may be repeated.")] = None,
-    images: _Images = None,
-    checkpoint: _Checkpoint = None,
-    device: options.Device = "auto",
-    threads: _Threads = 1,
-    precision: _Precision = None,
-    memory_gb: options.MemoryGb = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.")] = None,
+    method: Annotated[list[str] | None, Option(help="Only these rows of the paper; may be repeated.")] = None,
     reference: _Reference = None,
     open_it: _Open = False,
-    quiet: options.Quiet = False,
+    *,
+    run_options: _RunOptions,
 ) -> None:
     """Run a paper's table and set every printed cell beside ours, with the named causes of a deviation.
 
@@ -379,25 +381,10 @@ def reproduce(
         advice = f"; run it with `vitreous bench run {protocol}`"
         raise VitreousError(f"{read_protocol.name} carries no printed numbers to set ours beside{advice}")
     folder = Path("runs") / read_protocol.name if out is None else out
-    run(
-        protocol,
-        folder,
-        data=data,
-        model=None if model is None else [model],
-        img_size=img_size,
-        method=method,
-        images=images,
-        checkpoint=checkpoint,
-        device=device,
-        threads=threads,
-        precision=precision,
-        memory_gb=memory_gb,
-        workers=workers,
-        quiet=quiet,
-    )
-    with options.log_messages(quiet):
+    _run(protocol, folder, run_options, {"models": model and [model], "methods": method})
+    with options.log_messages(run_options.quiet):
         written = write(folder, reference=reference)
-    _print_report(written, open_it, quiet)
+    _print_report(written, open_it, run_options.quiet)
 
 
 def _print_report(written: Report, open_it: bool, quiet: bool) -> None:

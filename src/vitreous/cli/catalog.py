@@ -6,21 +6,32 @@ import dataclasses
 import fnmatch
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from vitreous.cli import options
-from vitreous.cli.options import ModelOptions, with_model_options
+from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError, nearest
 from vitreous.registry import credit
 from vitreous.registry.registry import normalize_name
 
-_Pattern = Annotated[str | None, typer.Argument(help="Part of a name, or a pattern with *.")]
+_Pattern = Annotated[str | None, Argument(help="Part of a name, or a pattern with *.")]
+
+
+_METHOD_LEGEND = (
+    "F: forward passes, B: backward passes. No CNN: for transformers. ViT: not where attention stays inside "
+    "windows, either. ReLU: where there are no other activations. `vitreous methods NAME` tells more."
+)
+_METRIC_LEGEND = (
+    "F: forwards per image and method, at 224 pixels, S: those that all methods share, M: maps to be made again. "
+    "Equal questions are asked once for all metrics. Verdict: see `vitreous meta-evaluate`."
+)
 
 
 def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -30,20 +41,16 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     infos = _find("method", vt.list_methods(), pattern)
     if as_json:
         options.print_json([_method_json(info) for info in infos])
-        return
-    if len(infos) == 1:
-        _describe_method(infos[0])
-        return
-    table = options.table("method", "class-\nspecific", "cost", "models", "paper")
-    if sys.stdout.isatty():  # leaves room for papers; elsewhere each method keeps to one line
-        table.columns[2].max_width = 24
-    _by_family(table, infos, lambda info: (_short(_specific(info)), info.cost_text, _short(info.models_text)))
-    options.say(table)
-    options.say(
-        "F: forward passes, B: backward passes. No CNN: for transformers. ViT: not where attention stays inside "
-        "windows, either. ReLU: where there are no other activations. `vitreous methods NAME` tells more.",
-        style="dim",
-    )
+    elif len(infos) == 1:
+        (info,) = infos
+        needed = "a method" if info.num_bases == 1 else "two methods or more"
+        _describe(info, {"cost": info.cost_text, "class-specific": _specific(info), "models": info.models_text}, needed)
+    else:
+        table = options.table("method", "class-\nspecific", "cost", "models", "paper")
+        if sys.stdout.isatty():  # leaves room for papers; elsewhere each method keeps to one line
+            table.columns[2].max_width = 24
+        facts = ((_short(_specific(info)), info.cost_text, _short(info.models_text)) for info in infos)
+        _print_families(table, infos, facts, _METHOD_LEGEND)
 
 
 def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -53,18 +60,14 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     infos = _find("metric", vt.list_metrics(), pattern)
     if as_json:
         options.print_json([_metric_json(info) for info in infos])
-        return
-    if len(infos) == 1:
-        _describe_metric(infos[0])
-        return
-    table = options.table("metric", "better", "needs", "cost", "verdict", "paper")
-    _by_family(table, infos, lambda info: (_better(info), _needs(info), _cost(info), _verdict(info)))
-    options.say(table)
-    options.say(
-        "F: forwards per image and method, at 224 pixels, S: those that all methods share, M: maps to be made again. "
-        "Equal questions are asked once for all metrics. Verdict: see `vitreous meta-evaluate`.",
-        style="dim",
-    )
+    elif len(infos) == 1:
+        (info,) = infos
+        facts = {"better": _better(info), "cost": _cost_in_words(info), "needs": _needs(info) or "nothing but images"}
+        _describe(info, {**facts, "verdict": str(info.verdict or "not meta-evaluated")})
+    else:
+        table = options.table("metric", "better", "needs", "cost", "verdict", "paper")
+        rows = ((_better(i), _needs(i), _cost(i), i.verdict.verdict if i.verdict else "") for i in infos)
+        _print_families(table, infos, rows, _METRIC_LEGEND)
 
 
 def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
@@ -84,7 +87,7 @@ def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     options.say(table)
 
 
-def cite(method: Annotated[str, typer.Argument(help="A name or a whole spec.", show_default=False)]) -> None:
+def cite(method: Annotated[str, Argument(help="A name or a whole spec.", show_default=False)]) -> None:
     """Print the BibTeX of the papers behind a method and everything it is composed of."""
     import vitreous as vt
 
@@ -104,7 +107,7 @@ def cite(method: Annotated[str, typer.Argument(help="A name or a whole spec.", s
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the images and the report.")] = Path("demo"),
+    out: Annotated[Path, Option(help="Folder for the images and the report.")] = Path("demo"),
     quiet: options.Quiet = False,
 ) -> None:
     """Explain scenes of the bundled world and catch a model that cheats; leaves images and a report."""
@@ -163,47 +166,33 @@ def _cost(info: Any) -> str:
     return " + ".join(parts + (["S per part"] if metric.needs_parts else [])) or "0"
 
 
-def _verdict(info: Any) -> str:
-    return info.verdict.verdict if info.verdict else ""
-
-
 def _better(info: Any) -> str:
     return "higher" if info.default.higher_is_better else "lower"
 
 
-def _by_family(table: Table, infos: list[Any], facts: Callable[[Any], tuple[str, ...]]) -> None:
-    """Fill a table: each family's name, then one row each with its facts and its first paper."""
+def _cost_in_words(info: Any) -> str:
+    counts = {
+        "forwards per image and method": info.default.num_forwards(),
+        "forwards per image for all methods": info.default.num_shared_forwards(),
+        "forward per annotated part and image for all methods": "a" if info.default.needs_parts else 0,
+        "further maps per image and method": info.default.num_reattributions(),
+    }
+    return ", ".join(f"{count} {unit}" for unit, count in counts.items() if count) or "nothing but the map"
+
+
+def _print_families(table: Table, infos: list[Any], facts: Iterable[tuple[str, ...]], legend: str) -> None:
+    """Print a table: each family's name, then one row each with its facts and its first paper; and what it means."""
     family = ""
-    for info in infos:
+    for info, cells in zip(infos, facts, strict=True):
         if info.family != family:
             family = info.family
             table.add_row(Text(family, style="bold"))
-        table.add_row(f"  {info.name}", *facts(info), credit(info.papers, info.builds_on))
+        table.add_row(f"  {info.name}", *cells, credit(info.papers, info.builds_on))
+    options.say(table)
+    options.say(legend, style="dim")
 
 
-def _describe_method(info: Any) -> None:
-    needed = "a method" if info.num_bases == 1 else "two methods or more"
-    _print(info, needed, {"cost": info.cost_text, "class-specific": _specific(info), "models": info.models_text})
-
-
-def _describe_metric(info: Any) -> None:
-    metric = info.default
-    cost = [
-        f"{count} {what}"
-        for count, what in (
-            (metric.num_forwards(), "forwards per image and method"),
-            (metric.num_shared_forwards(), "forwards per image for all methods"),
-            ("a" if metric.needs_parts else 0, "forward per annotated part and image for all methods"),
-            (metric.num_reattributions(), "further maps per image and method"),
-        )
-        if count
-    ]
-    facts = {"better": _better(info), "cost": ", ".join(cost) or "nothing but the map"}
-    facts["needs"] = _needs(info) or "nothing but images"
-    _print(info, "", facts | {"verdict": str(info.verdict or "not meta-evaluated")})
-
-
-def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
+def _describe(info: Any, facts: dict[str, str], needed: str = "") -> None:
     """Print one method or metric: its docstring, parameters, presets, facts and papers."""
     options.say(f"{', '.join([info.name, *info.aliases])}  ({info.family})", style="bold")
     options.say(inspect.cleandoc(info.factory.__doc__ or ""))
@@ -221,36 +210,21 @@ def _print(info: Any, needed: str, facts: dict[str, str]) -> None:
     options.say(table)
 
 
-def _common_json(info: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first and the last facts of a method or metric as JSON."""
-    first = {"name": info.name, "aliases": list(info.aliases), "family": info.family, "summary": info.summary}
-    last = {
-        "papers": [paper.key for paper in info.papers],
-        "builds_on": [paper.key for paper in info.builds_on],
-        "presets": {name: dict(values) for name, values in info.presets.items()},
-    }
-    return first, last
-
-
 def _method_json(info: Any) -> dict[str, Any]:
-    first, last = _common_json(info)
-    return {
-        **first,
+    facts = {
         "class_specific": None if info.is_combinator else info.class_specific,
         "cost": info.cost_text,
         "models": info.models_text,
-        **last,
-        "parameters": [
-            {"name": p.name, "required": p.required, "default": None if p.required else p.default}
-            for p in info.parameters
-        ],
     }
+    parameters = [
+        {"name": p.name, "required": p.required, "default": None if p.required else p.default} for p in info.parameters
+    ]
+    return _to_json(info, facts, parameters)
 
 
 def _metric_json(info: Any) -> dict[str, Any]:
-    metric, (first, last) = info.default, _common_json(info)
-    return {
-        **first,
+    metric = info.default
+    facts = {
         "higher_is_better": metric.higher_is_better,
         "forwards": metric.num_forwards(),
         "shared_forwards": metric.num_shared_forwards(),
@@ -259,8 +233,21 @@ def _metric_json(info: Any) -> dict[str, Any]:
         "needs_labels": metric.needs_labels,
         "annotations": list(metric.annotation_kinds),
         "verdict": None if info.verdict is None else dataclasses.asdict(info.verdict),
-        **last,
-        "parameters": [{"name": p.name, "default": p.default} for p in info.parameters],
+    }
+    return _to_json(info, facts, [{"name": p.name, "default": p.default} for p in info.parameters])
+
+
+def _to_json(info: Any, facts: dict[str, Any], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "aliases": list(info.aliases),
+        "family": info.family,
+        "summary": info.summary,
+        **facts,
+        "papers": [paper.key for paper in info.papers],
+        "builds_on": [paper.key for paper in info.builds_on],
+        "presets": {name: dict(values) for name, values in info.presets.items()},
+        "parameters": parameters,
     }
 
 
@@ -269,17 +256,16 @@ def _metric_json(info: Any) -> dict[str, Any]:
 _STYLES = {"ok": "green", "failed": "bold red", "-": "dim"}
 
 
-@with_model_options()
+@with_options("contrast", "output", "class_subset", "overwrite")
 def diagnose(
     word: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="A name such as timm/vit_base_patch16_224.", show_default=False),
+        str | None, Argument(metavar="MODEL", help="A name such as timm/vit_base_patch16_224.", show_default=False)
     ] = None,
     model: options.NamedModel = None,
-    model_options: ModelOptions = options.ANY_MODEL,
-    seed: options.Seed = 0,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Examine a model: is it seen right, and which methods apply? Exit code 1 if a check fails.
 
@@ -290,10 +276,10 @@ def diagnose(
     model, others = options.model_first(model, [] if word is None else [word])
     if others:
         raise VitreousError(f"there are two models: {others[0]} and --model {model}")
-    diagnosis = vt.diagnose(model_options.load(model, quiet), seed=seed)
-    if as_json:
+    diagnosis = vt.diagnose(model_options.load(model, result_options.quiet), **query_options.chosen())
+    if result_options.as_json:
         options.print_json({"schema": "vitreous.diagnose/1", **diagnosis.to_json()})
-    elif not quiet:
+    elif not result_options.quiet:
         _print_findings("check", diagnosis.checks, {})
         options.say("")
         _print_findings("method", diagnosis.methods, {"ok": "applies", "failed": "no"})
@@ -310,23 +296,20 @@ def _print_findings(title: str, findings: Any, words: dict[str, str]) -> None:
     options.say(table)
 
 
-@with_model_options("class_names")
+@with_options("class_names", "contrast", "output", "class_subset")
 def stats(
     words: Annotated[list[str] | None, options.ModelAndImages] = None,
     model: options.NamedModel = None,
-    out: Annotated[Path, typer.Option(help="The file that is written.")] = Path("statistics.safetensors"),
+    out: Annotated[Path, Option(help="The file that is written.")] = Path("statistics.safetensors"),
     noise: Annotated[
-        int | None,
-        typer.Option(min=2, max=1_000_000, help="Take so many images of uniform noise instead of real ones."),
+        int | None, Option(min=2, max=1_000_000, help="Take so many images of uniform noise instead of real ones.")
     ] = None,
-    model_options: ModelOptions = options.ANY_MODEL,
-    batch_size: options.BatchSize = None,
-    memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
-    resume: Annotated[bool, typer.Option(help="Go on where an earlier run over the same images stopped.")] = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    resume: Annotated[bool, Option(help="Go on where an earlier run over the same images stopped.")] = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    limit_options: LimitOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Write down what a model's activations are usually like: the noise of coiba and iba is drawn from it.
 
@@ -337,20 +320,20 @@ def stats(
 
     model, images = options.model_first(model, words)
     advice = "choose another --out, or add --overwrite or --resume"
+    overwrite = result_options.overwrite
     options.check_output(out, overwrite or resume, choose=advice)
     files = options.find_images(images) or None
     if (files is None) == (noise is None):
         raise VitreousError("give either images or --noise N")
-    vision_model = model_options.load(model, quiet)
-    settings: dict[str, Any] = {"noise": noise, "out": out, "overwrite": overwrite, "resume": resume, "seed": seed}
-    settings |= {"batch_size": batch_size, "memory_gb": memory_gb, "on_error": options.print_skipped}
-    with options.progress_bar("statistics", quiet or as_json) as bar:
+    vision_model = model_options.load(model, result_options.quiet)
+    settings: dict[str, Any] = {"noise": noise, "out": out, "overwrite": overwrite, "resume": resume}
+    settings |= {**query_options.chosen(), **limit_options.chosen(), "on_error": options.print_skipped}
+    with result_options.progress_bar("statistics") as bar:
         result = vt.collect_activation_stats(vision_model, files, progress=bar, **settings)
     height, width = result.size
-    if as_json:
+    if result_options.as_json:
         facts = {"model": result.model, "input_size": [height, width], "source": result.description, "file": str(out)}
         options.print_json({"schema": "vitreous.statistics/1", **facts})
-    elif not quiet:
-        options.say(f"{result.description} at {height} x {width} in {result.model}, written to {out}")
+    result_options.say(f"{result.description} at {height} x {width} in {result.model}, written to {out}")
     if result.count < result.num_seen:
         raise typer.Exit(1)

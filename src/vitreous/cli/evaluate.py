@@ -7,60 +7,54 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from vitreous import io as disk
 from vitreous.cli import options
-from vitreous.cli.options import ModelOptions, with_model_options
+from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
 from vitreous.registry.defaults import EFFORT_LEVELS
 
 if TYPE_CHECKING:
-    from vitreous.models import VisionModel
     from vitreous.results import ScoreTable
 
 _MAX_SCENES = 100_000
 
 
-@with_model_options("dtype")
+@with_options("dtype", "contrast", "output")
 def evaluate(
     words: Annotated[list[str], options.ModelAndImages],
     model: options.NamedModel = None,
     method: Annotated[
-        list[str] | None,
-        typer.Option(help="A spec, or a folder of .npy maps named like the images; may be repeated."),
+        list[str] | None, Option(help="A spec, or a folder of .npy maps named like the images; may be repeated.")
     ] = None,
     metric: Annotated[
-        list[str] | None, typer.Option(help="A spec such as insertion or deletion@coiba; may be repeated.")
+        list[str] | None, Option(help="A spec such as insertion or deletion@coiba; may be repeated.")
     ] = None,
     labels: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="True classes, JSON: {file: class}, a list in order, or a list of {file, label}; or a scenes.json."
         ),
     ] = None,
     annotations: Annotated[
         Path | None,
-        typer.Option(help="Where the objects are: a folder of masks named like the images, or a JSON of boxes."),
+        Option(help="Where the objects are: a folder of masks named like the images, or a JSON of boxes."),
     ] = None,
-    target: Annotated[str, typer.Option(help="The explained class: pred, label, an index or a name.")] = "pred",
-    class_subset: options.ClassSubset = None,
+    target: Annotated[str, Option(help="The explained class: pred, label, an index or a name.")] = "pred",
     controls: options.Controls = True,
-    out: Annotated[Path | None, typer.Option(help="Write the table as .json or .csv.")] = None,
+    out: Annotated[Path | None, Option(help="Write the table as .json or .csv.")] = None,
     figures: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Draw bars, curves and bins of every metric into a new folder, as SVG."),
+        Path | None, Option(metavar="DIR", help="Draw bars, curves and bins of every metric into a new folder, as SVG.")
     ] = None,
-    half: Annotated[bool, typer.Option(help="Half precision, audited against float32.")] = False,
-    batch_size: options.BatchSize = None,
-    model_options: ModelOptions = options.ANY_MODEL,
-    memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
+    half: Annotated[bool, Option(help="Half precision, audited against float32.")] = False,
     no_cache: options.NoCache = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    limit_options: LimitOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Evaluate methods by metrics over images: a table of means with 95 % intervals.
 
@@ -68,38 +62,29 @@ def evaluate(
     """
     import vitreous as vt
 
-    options.switch_cache_off(no_cache)
     model, images = options.model_first(model, words)
     if not images:
         raise VitreousError(f"there are no images to evaluate with, only the model {model}")
     methods = _check_methods(options.read_specs(method, "method"))
     metrics = options.read_specs(metric or defaults.METRICS, "metric")
     _check_requirements(metrics, labels, annotations, target)
-    options.check_output(out, overwrite, ".json", ".csv")
+    result_options.check(out, ".json", ".csv")
     if figures is not None:
-        _check_figures(figures, overwrite)
+        _check_figures(figures, result_options.overwrite)
     files = options.find_images(images)
-    truth: dict[str, Any] = {"labels": None if labels is None else _read_labels(labels)}
-    truth["annotations"] = None if annotations is None else vt.load_annotations(annotations)
-    vision_model = model_options.load(model, quiet)
-    settings: dict[str, Any] = {"precision": "float16" if half else "float32", "batch_size": batch_size, "seed": seed}
-    settings |= {"class_subset": options.read_class_subset(class_subset), "memory_gb": memory_gb, "controls": controls}
-    methods = methods or _default_methods(vision_model)
-    is_silent = quiet or as_json
-    with options.progress_bar("states", is_silent) as bar:
-        table = vt.evaluate(vision_model, files, methods, metrics, target=target, progress=bar, **truth, **settings)
-    options.print_result(table, quiet, as_json, _cost_notes(table))
-    options.save_result(table, out, overwrite, is_silent)
+    settings: dict[str, Any] = {"target": target, "controls": controls, "precision": "float16" if half else "float32"}
+    settings |= {**query_options.chosen(), **limit_options.chosen()}
+    settings["labels"] = None if labels is None else _read_labels(labels)
+    settings["annotations"] = None if annotations is None else vt.load_annotations(annotations)
+    vision_model = model_options.load(model, result_options.quiet)
+    usual = defaults.evaluation_methods(vision_model.has_residual_stream)
+    methods = methods or [vt.recommended_method("quick", vision_model), *usual]
+    with result_options.progress_bar("states") as bar:
+        table = vt.evaluate(vision_model, files, methods, metrics, progress=bar, **settings)
+    result_options.print(table, _cost_notes(table), out)
     if figures is not None:
-        names = table.save_figures(figures, overwrite=overwrite)
-        if not is_silent:
-            options.say(f"drawn in {figures}: {', '.join(names)}")
-
-
-def _default_methods(model: VisionModel) -> list[str]:
-    import vitreous as vt
-
-    return [vt.recommended_method("quick", model), *defaults.evaluation_methods(model.has_residual_stream)]
+        names = table.save_figures(figures, overwrite=result_options.overwrite)
+        result_options.say(f"drawn in {figures}: {', '.join(names)}")
 
 
 def _check_methods(specs: list[str], allowed: Sequence[str] = ()) -> list[str]:
@@ -168,39 +153,34 @@ def _by_file(rows: Any, key: str) -> Any:
     return {row["file"]: row[key] for row in rows} if is_table else rows
 
 
-@with_model_options("class_names", "prompt", "dtype")
+@with_options("class_names", "prompts", "dtype", "contrast", "output", "class_subset")
 def funnybirds(
     word: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="A model that knows the classes of the scenes.", show_default="world"),
+        Argument(metavar="[MODEL]", help="A model that knows the classes of the scenes.", show_default="world"),
     ] = None,
     model: options.NamedModel = None,
     method: Annotated[
-        list[str] | None,
-        typer.Option(help="A spec, or a folder of .npy maps named like the scenes; may be repeated."),
+        list[str] | None, Option(help="A spec, or a folder of .npy maps named like the scenes; may be repeated.")
     ] = None,
-    scenes: Annotated[int, typer.Option(help="How many test scenes of the world.")] = 50,
-    start: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    shortcut: Annotated[bool, typer.Option(help="Scenes in which a marker gives half of the classes away.")] = False,
+    scenes: Annotated[int, Option(help="How many test scenes of the world.")] = 50,
+    start: Annotated[int, Option(min=0, help="The first of them.")] = 0,
+    shortcut: Annotated[bool, Option(help="Scenes in which a marker gives half of the classes away.")] = False,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="A folder in the layout of FunnyBirds instead of scenes.", show_default=False),
+        Path | None, Option(help="A folder in the layout of FunnyBirds instead of scenes.", show_default=False)
     ] = None,
-    fixed: Annotated[float, typer.Option(help="The threshold that is reported beside the best one.")] = 0.1,
+    fixed: Annotated[float, Option(help="The threshold that is reported beside the best one.")] = 0.1,
     dilation: Annotated[
-        int | None,
-        typer.Option(min=1, help="Width of the dilation of masks in pixels, odd.", show_default="5 at 256 pixels"),
+        int | None, Option(min=1, help="Width of the dilation of masks in pixels, odd.", show_default="5 at 256 pixels")
     ] = None,
-    oracle: Annotated[bool, typer.Option(help="Maps made of the interventions themselves: what can be had.")] = False,
+    oracle: Annotated[bool, Option(help="Maps made of the interventions themselves: what can be had.")] = False,
     controls: options.Controls = True,
-    out: Annotated[Path | None, typer.Option(help="Write the results as .json or .csv.")] = None,
-    batch_size: options.BatchSize = None,
-    model_options: ModelOptions = options.ANY_MODEL,
-    memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    out: Annotated[Path | None, Option(help="Write the results as .json or .csv.")] = None,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    limit_options: LimitOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Evaluate methods by known parts, as FunnyBirds does: completeness, correctness, contrastivity.
 
@@ -214,19 +194,18 @@ def funnybirds(
         raise VitreousError(f"--scenes {scenes} must be from 1 to {_MAX_SCENES}")
     _check_birds(folder, shortcut)
     specs = _check_methods(options.read_specs(method, "method"), EFFORT_LEVELS)
-    options.check_output(out, overwrite, ".json", ".csv")
+    result_options.check(out, ".json", ".csv")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
-    vision_model = model_options.load(model or word or "world", quiet)
+    vision_model = model_options.load(model or word or "world", result_options.quiet)
     specs = specs or ["quick", *defaults.evaluation_methods(vision_model.has_residual_stream)]
     methods = {spec: vt.recommended_method(spec, vision_model) if spec in EFFORT_LEVELS else spec for spec in specs}
     settings: dict[str, Any] = {"fixed": fixed, "dilation": dilation, "oracle": oracle, "controls": controls}
-    settings |= {"batch_size": batch_size, "memory_gb": memory_gb, "seed": seed}
-    with options.progress_bar("states", quiet or as_json) as bar:
+    settings |= {**query_options.chosen(), **limit_options.chosen()}
+    with result_options.progress_bar("states") as bar:
         result = vt.funnybirds(vision_model, methods, source, progress=bar, **settings)
     plan = result.plan
     note = f"{plan['states']} states, dilation {plan['dilation']}, batch {plan['forward_batch']}"
-    options.print_result(result, quiet, as_json, [note])
-    options.save_result(result, out, overwrite, quiet or as_json)
+    result_options.print(result, [note], out)
 
 
 def _check_birds(folder: Path | None, shortcut: bool) -> None:
@@ -238,29 +217,25 @@ def _check_birds(folder: Path | None, shortcut: bool) -> None:
         raise VitreousError(f"no such folder of birds: {folder}")
 
 
+@with_options()
 def meta_evaluate(
     metric: Annotated[
-        list[str] | None,
-        typer.Option(help="A spec such as insertion; may be repeated.", show_default="all metrics"),
+        list[str] | None, Option(help="A spec such as insertion; may be repeated.", show_default="all metrics")
     ] = None,
-    scenes: Annotated[int, typer.Option(min=2, help="How many scenes of the test split; 500 for a verdict.")] = 24,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs that differ in ties, masks and noise.")] = 2,
-    baselines: Annotated[int, typer.Option(min=0, help="Further baselines for metrics that have one.")] = 2,
+    scenes: Annotated[int, Option(min=2, help="How many scenes of the test split; 500 for a verdict.")] = 24,
+    seeds: Annotated[int, Option(min=1, help="Runs that differ in ties, masks and noise.")] = 2,
+    baselines: Annotated[int, Option(min=0, help="Further baselines for metrics that have one.")] = 2,
     model: Annotated[
-        str, typer.Option("--model", "-m", help="world or world-cnn; those that cheat end in -shortcut.")
+        str, Option("--model", "-m", help="world or world-cnn; those that cheat end in -shortcut.")
     ] = "world",
-    shortcut: Annotated[
-        bool, typer.Option("--shortcut", help="Scenes with a marker that gives the class away.")
-    ] = False,
-    output: Annotated[str, typer.Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
-    out: Annotated[Path | None, typer.Option(help="Write the result as .json.")] = None,
-    half: Annotated[bool, typer.Option(help="Half precision.")] = False,
-    batch_size: options.BatchSize = None,
+    shortcut: Annotated[bool, Option("--shortcut", help="Scenes with a marker that gives the class away.")] = False,
+    output: Annotated[str, Option(help="What the oracle measures the loss of: logit or prob.")] = "logit",
+    out: Annotated[Path | None, Option(help="Write the result as .json.")] = None,
+    half: Annotated[bool, Option(help="Half precision.")] = False,
     device: options.Device = "auto",
-    memory_gb: options.MemoryGb = None,
-    overwrite: options.Overwrite = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    *,
+    limit_options: LimitOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Evaluate metrics where the truth is known: which of them see it, and how small a difference.
 
@@ -272,12 +247,10 @@ def meta_evaluate(
     metrics = options.read_specs(metric, "metric") or None
     for spec in metrics or ():
         vt.get_metric(spec)
-    options.check_output(out, overwrite, ".json")
+    result_options.check(out, ".json")
     settings: dict[str, Any] = {"model": model, "scenes": scenes, "seeds": seeds, "baselines": baselines}
-    settings |= {"shortcut": shortcut, "output": output, "device": device, "batch_size": batch_size}
-    settings |= {"memory_gb": memory_gb, "precision": "float16" if half else "float32"}
-    is_silent = quiet or as_json
-    with options.log_messages(is_silent), options.progress_bar("states", is_silent) as bar:
+    settings |= {"shortcut": shortcut, "output": output, "device": device, **limit_options.chosen()}
+    settings["precision"] = "float16" if half else "float32"
+    with options.log_messages(result_options.is_silent), result_options.progress_bar("states") as bar:
         result = vt.meta_evaluate(metrics, progress=bar, **settings)
-    options.print_result(result, quiet, as_json)
-    options.save_result(result, out, overwrite, is_silent)
+    result_options.print(result, out=out)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from typer import Argument, Option
 
 from vitreous import io as disk
 from vitreous.cli import options
-from vitreous.cli.options import ModelOptions, with_model_options
+from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
 from vitreous.registry.defaults import display_name
@@ -26,37 +27,29 @@ if TYPE_CHECKING:
 _MAX_JSON_VALUES = 4096  # larger maps are written to files only
 
 
-@with_model_options()
+@with_options()
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Images or folders of images.", show_default=False)],
+    images: Annotated[list[Path], Argument(help="Images or folders of images.", show_default=False)],
     model: options.Model = defaults.MODEL,
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A spec such as generic or coiba(steps=10); may be repeated.", show_default="that of --effort"
-        ),
+        Option(help="A spec such as generic or coiba(steps=10); may be repeated.", show_default="that of --effort"),
     ] = None,
     effort: options.Effort = None,
     target: options.Targets = None,
-    contrast: options.Contrast = None,
-    output: options.Output = "logit",
-    class_subset: options.ClassSubset = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the results: IMAGE/METHOD/CLASS.", show_default="explanations"),
+        Path | None, Option(help="Folder for the results: IMAGE/METHOD/CLASS.", show_default="explanations")
     ] = None,
-    original: Annotated[bool, typer.Option(help="Also draw the map on the original photograph.")] = False,
+    original: Annotated[bool, Option(help="Also draw the map on the original photograph.")] = False,
     html: options.Html = None,
-    check: Annotated[bool, typer.Option(help="Also test how far each map can be trusted.")] = False,
-    model_options: ModelOptions = options.ANY_MODEL,
-    batch_size: options.BatchSize = None,
-    memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
-    resume: Annotated[bool, typer.Option(help="Do what is missing: leave out what was asked before.")] = False,
+    check: Annotated[bool, Option(help="Also test how far each map can be trusted.")] = False,
+    resume: Annotated[bool, Option(help="Do what is missing: leave out what was asked before.")] = False,
     no_cache: options.NoCache = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    limit_options: LimitOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Explain images: a map, a heat map, an overlay and a manifest for each.
 
@@ -66,44 +59,67 @@ def explain(
     """
     import vitreous as vt
 
-    options.switch_cache_off(no_cache)
     options.check_effort(effort, method or ())
-    options.check_output(html, overwrite, ".html", ".htm")
+    result_options.check(html, ".html", ".htm")
     methods = list(map(vt.get_method, options.read_specs(method, "method")))
     files = options.find_images(images)
-    archive = None if as_json and out is None else vt.Archive(out or Path("explanations"))
+    archive = None if result_options.as_json and out is None else vt.Archive(out or Path("explanations"))
     if archive is not None:
         archive.check()
         files = archive.unique(files)
-    vision_model = model_options.load(model, quiet)
+    vision_model = model_options.load(model, result_options.quiet)
     methods = methods or [vt.get_method(vt.recommended_method(effort or "quick", vision_model))]
-    query: dict[str, Any] = {"contrast": contrast or None, "output": output, "seed": seed}
-    query["class_subset"] = options.read_class_subset(class_subset)
-    jobs = plan_jobs(vision_model, methods, target or [None], query, files)
-    num_answered = _leave_out_answered(jobs, archive, overwrite, resume)
-    results = _Results(archive, overwrite, original, keep=html is not None, show_method=len(methods) > 1)
-    limits = {"memory_gb": memory_gb, "batch_size": batch_size}
-    skipped = _run_jobs(vision_model, jobs, {**query, **limits}, results, check, quiet or as_json, len(files) == 1)
-    _write_page(html, results.explanations, overwrite)
-    results.print(quiet, as_json, num_answered)
+    results = _Results(archive, result_options, original, keep=html is not None, show_method=len(methods) > 1)
+    query, targets = query_options.chosen(), target or (None,)
+    jobs = _plan_jobs(vision_model, product(methods, targets), query, files, results, resume)
+    skipped = _run_jobs(vision_model, jobs, {**query, **limit_options.chosen()}, results, check, len(files) == 1)
+    _write_page(html, results.explanations, result_options.overwrite)
+    results.print(num_answered=len(jobs) * len(files) - sum(len(job.images) for job in jobs))
     if skipped:
         raise typer.Exit(1)
 
 
-def _write_page(path: Path | None, results: Any, overwrite: bool) -> None:
+class _Job(NamedTuple):
+    """One method and one target over images."""
+
+    method: Any
+    target: str | None
+    identity: Any
+    images: list[Path]
+
+
+def _plan_jobs(
+    model: VisionModel,
+    questions: Iterable[tuple[Any, str | None]],
+    query: dict[str, Any],
+    images: Sequence[Path],
+    results: _Results,
+    resume: bool,
+) -> list[_Job]:
+    """Return every method with every target, each question once, with the images of which it was not asked before."""
     import vitreous as vt
 
-    if path is not None and len(results):
-        disk.write_file(path, vt.to_html(results).encode(), overwrite=overwrite)
+    jobs: list[_Job] = []
+    archive, overwrite = results.archive, results.options.overwrite
+    for method, target in questions:
+        identity = vt.Archive.identity(model, method, target, **query)
+        if any(identity == job.identity for job in jobs):
+            continue
+        folders = {path: None if archive is None else archive.find(path, identity) for path in images}
+        folder = next(filter(None, folders.values()), None)
+        if folder is not None and not (overwrite or resume):
+            raise VitreousError(f"{folder} is there already; choose another --out, or add --overwrite or --resume")
+        left = [path for path in images if overwrite or folders[path] is None]
+        jobs.append(_Job(method, target, identity, left))
+    return jobs
 
 
 def _run_jobs(
     model: VisionModel,
-    jobs: Sequence[ExplainJob],
+    jobs: Sequence[_Job],
     query: dict[str, Any],
     results: _Results,
     check: bool,
-    quiet: bool,
     is_single: bool,
 ) -> set[Path]:
     """Explain all images of all jobs; return those that cannot be read. A single image must be readable."""
@@ -118,13 +134,13 @@ def _run_jobs(
     query = {**query, "on_error": None if is_single else on_error}
     for job in jobs:
         left = [path for path in job.images if path not in skipped]
-        with options.progress_bar(display_name(job.method.spec), quiet) as bar:
+        with results.options.progress_bar(display_name(job.method.spec)) as bar:
             explanations = vt.iter_explanations(model, left, job.method, job.target, progress=bar, **query)
             for explanation in explanations if left else ():
                 if results.is_known(explanation):
                     continue
                 if check:
-                    checked = vt.check(explanation, model, memory_gb=query["memory_gb"])
+                    checked = vt.check(explanation, model, memory_gb=query.get("memory_gb"))
                     explanation = replace(explanation, check_result=checked)
                 results.add(explanation, is_only=len(jobs) == 1)
     if skipped and not results.rows:
@@ -132,55 +148,12 @@ def _run_jobs(
     return skipped
 
 
-class ExplainJob(NamedTuple):
-    """One method and one target over images."""
-
-    method: Any
-    target: str | None
-    identity: Any
-    images: list[Path]
-
-
-def plan_jobs(
-    model: VisionModel,
-    methods: Sequence[Any],
-    targets: Sequence[str | None],
-    query: dict[str, Any],
-    images: Sequence[Path],
-) -> list[ExplainJob]:
-    """Return every method with every target, each question once."""
-    import vitreous as vt
-
-    jobs: list[ExplainJob] = []
-    for method, target in product(methods, targets):
-        identity = vt.Archive.identity(model, method, target, **query)
-        if all(identity != job.identity for job in jobs):
-            jobs.append(ExplainJob(method, target, identity, list(images)))
-    return jobs
-
-
-def _leave_out_answered(jobs: Sequence[ExplainJob], archive: Archive | None, overwrite: bool, resume: bool) -> int:
-    """Leave out images of which the same was asked before; return how many there are."""
-    if archive is None:
-        return 0
-    count = 0
-    for job in jobs:
-        answers = {path: folder for path in job.images if (folder := archive.find(path, job.identity)) is not None}
-        if answers and not (overwrite or resume):
-            folder = next(iter(answers.values()))
-            raise VitreousError(f"{folder} is there already; choose another --out, or add --overwrite or --resume")
-        if not overwrite:
-            job.images[:] = [path for path in job.images if path not in answers]
-            count += len(answers)
-    return count
-
-
 @dataclass
 class _Results:
     """Saves explanations, and collects what is printed about them."""
 
     archive: Archive | None
-    overwrite: bool
+    options: ResultOptions
     original: bool
     keep: bool
     """Whether the explanations are needed later."""
@@ -201,36 +174,30 @@ class _Results:
         return is_known
 
     def add(self, explanation: Explanation, is_only: bool) -> None:
+        method, label, folder = display_name(explanation.method), explanation.label, None
         if explanation.check_result is not None:
-            which = "" if is_only else f", {display_name(explanation.method)}, {explanation.label}"
+            which = "" if is_only else f", {method}, {label}"
             self.verdicts.append(f"{explanation.name}{which}: {explanation.check_result}")
-        folder = None
         if self.archive is not None:
-            folder = self.archive.save(explanation, overwrite=self.overwrite, original=self.original)
+            folder = self.archive.save(explanation, overwrite=self.options.overwrite, original=self.original)
         self.rows.append(_to_json(explanation, folder))
         self.explanations += [explanation] if self.keep else []
-        prediction, probability = explanation.prediction, explanation.probability
-        self.cells.append(
-            [
-                explanation.name,
-                *([display_name(explanation.method)] if self.show_method else []),
-                f"{prediction.label} ({prediction.probability:.3f})",
-                explanation.label + ("" if probability is None else f" ({probability:.3f})"),
-                str(folder),
-            ]
-        )
+        top, probability = explanation.prediction, explanation.probability
+        explained = label if probability is None else f"{label} ({probability:.3f})"
+        cells = [explanation.name, method, f"{top.label} ({top.probability:.3f})", explained, str(folder)]
+        self.cells.append(cells)
 
-    def print(self, quiet: bool, as_json: bool, num_answered: int) -> None:
-        if as_json:
+    def print(self, num_answered: int) -> None:
+        if self.options.as_json:
             options.print_json({"schema": "vitreous.explain/1", "explanations": self.rows})
-        elif not quiet:
-            table = options.table("image", *(["method"] if self.show_method else []), "said", "explained", "saved in")
-            for cells in self.cells:
-                table.add_row(*cells)
-            for content in (table, *self.verdicts) if self.rows else ():
-                options.say(content)
-            if num_answered:
-                options.say(f"{num_answered} left out: the same question is answered already")
+        columns = ["image", "method", "said", "explained", "saved in"]
+        table = options.table(*(name for name in columns if name != "method" or self.show_method))
+        for cells in self.cells:
+            table.add_row(*(cells if self.show_method else [cells[0], *cells[2:]]))
+        for content in (table, *self.verdicts) if self.rows else ():
+            self.options.say(content)
+        if num_answered:
+            self.options.say(f"{num_answered} left out: the same question is answered already")
 
 
 def _to_json(explanation: Explanation, folder: Path | None) -> dict[str, Any]:
@@ -243,12 +210,19 @@ def _to_json(explanation: Explanation, folder: Path | None) -> dict[str, Any]:
     }
 
 
-@with_model_options()
+def _write_page(path: Path | None, results: Any, overwrite: bool) -> None:
+    import vitreous as vt
+
+    if path is not None and len(results):
+        disk.write_file(path, vt.to_html(results).encode(), overwrite=overwrite)
+
+
+@with_options()
 def compare(
     image: options.Image,
     method: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="A spec; may be repeated, or hold several with commas.",
             show_default=f"{','.join(defaults.COMPARISON_METHODS)} and that of --effort",
         ),
@@ -256,62 +230,53 @@ def compare(
     model: options.Model = defaults.MODEL,
     effort: options.Effort = None,
     target: options.Targets = None,
-    contrast: options.Contrast = None,
-    output: options.Output = "logit",
-    class_subset: options.ClassSubset = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The panel, an image file.", show_default="IMAGE-compare.png")
-    ] = None,
+    out: Annotated[Path | None, Option(help="The panel, an image file.", show_default="IMAGE-compare.png")] = None,
     html: options.Html = None,
-    tile: Annotated[int, typer.Option(min=48, max=1024, help="Size of each image in the panel.")] = 320,
-    model_options: ModelOptions = options.ANY_MODEL,
+    tile: Annotated[int, Option(min=48, max=1024, help="Size of each image in the panel.")] = 320,
     memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
-    as_json: options.AsJson = False,
-    quiet: options.Quiet = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Explain one image with several methods, side by side in one labelled panel; one row for each --target."""
     import vitreous as vt
 
-    options.switch_cache_off(no_cache)
     options.check_effort(effort)
-    options.check_output(html, overwrite, ".html", ".htm")
+    result_options.check(html, ".html", ".htm")
     methods = list(map(vt.get_method, options.read_specs(method, "method"))) or None
     image = options.find_image(image, "compare")
     path = out or Path(f"{disk.safe_name(image.stem)}-compare.png")
-    options.check_output(path, overwrite)
-    vision_model = model_options.load(model, quiet)
-    query: dict[str, Any] = {"contrast": contrast or None, "output": output, "seed": seed, "memory_gb": memory_gb}
-    query["class_subset"] = options.read_class_subset(class_subset)
-    with options.progress_bar("comparing", quiet or as_json) as bar:
-        comparison = vt.compare(vision_model, image, methods, target or None, effort=effort, progress=bar, **query)
-    comparison.save(path, overwrite=overwrite, tile=tile)
-    _write_page(html, comparison, overwrite)
-    if as_json:
+    result_options.check(path)
+    vision_model = model_options.load(model, result_options.quiet)
+    query: dict[str, Any] = {"effort": effort, "memory_gb": memory_gb, **query_options.chosen()}
+    with result_options.progress_bar("comparing") as bar:
+        comparison = vt.compare(vision_model, image, methods, target or None, progress=bar, **query)
+    comparison.save(path, overwrite=result_options.overwrite, tile=tile)
+    _write_page(html, comparison, result_options.overwrite)
+    if result_options.as_json:
         rows = [_to_json(explanation, None) for explanation in comparison]
         options.print_json({"schema": "vitreous.compare/1", "panel": str(path), "explanations": rows})
-    elif not quiet:
-        top = comparison[0].prediction
-        saved = f"{len(comparison)} maps in {path}"
-        options.say(f"{vision_model.name} said {top.label} ({top.probability:.3f}); {saved}")
+    top = comparison[0].prediction
+    saved = f"{len(comparison)} maps in {path}"
+    result_options.say(f"{vision_model.name} said {top.label} ({top.probability:.3f}); {saved}")
 
 
-@with_model_options()
+@with_options("contrast", "output", "class_subset", "as_json")
 def why(
     image: options.Image,
     model: options.Model = defaults.MODEL,
-    target: Annotated[str | None, typer.Option(help="Class index or label.", show_default="the prediction")] = None,
+    target: Annotated[str | None, Option(help="Class index or label.", show_default="the prediction")] = None,
     effort: options.Effort = None,
-    method: Annotated[str | None, typer.Option(help="A spec such as generic.", show_default="that of --effort")] = None,
-    out: Annotated[Path | None, typer.Option(help="The page, a .html file.", show_default="IMAGE-why.html")] = None,
-    model_options: ModelOptions = options.ANY_MODEL,
+    method: Annotated[str | None, Option(help="A spec such as generic.", show_default="that of --effort")] = None,
+    out: Annotated[Path | None, Option(help="The page, a .html file.", show_default="IMAGE-why.html")] = None,
     memory_gb: options.MemoryGb = None,
-    seed: options.Seed = 0,
-    overwrite: options.Overwrite = False,
     no_cache: options.NoCache = False,
-    quiet: options.Quiet = False,
+    *,
+    query_options: QueryOptions,
+    model_options: ModelOptions,
+    result_options: ResultOptions,
 ) -> None:
     """Say why the model sees what it sees in an image: one page to read, for anyone.
 
@@ -320,18 +285,16 @@ def why(
     """
     import vitreous as vt
 
-    options.switch_cache_off(no_cache)
     options.check_effort(effort, [] if method is None else [method])
     if method is not None:
         vt.get_method(method)
     path = out or Path(f"{disk.safe_name(image.stem)}-why.html")
-    options.check_output(path, overwrite, ".html", ".htm")
+    result_options.check(path, ".html", ".htm")
     image = options.find_image(image, "why")
-    vision_model = model_options.load(model, quiet)
+    vision_model = model_options.load(model, result_options.quiet)
     command = shlex.join(["vitreous", *sys.argv[1:]]) if Path(sys.argv[0]).stem in ("vitreous", "__main__") else None
-    query: dict[str, Any] = {"effort": effort, "seed": seed, "memory_gb": memory_gb, "command": command}
+    query: dict[str, Any] = {"effort": effort, "memory_gb": memory_gb, "command": command, **query_options.chosen()}
     answer = vt.why(vision_model, image, method, target, **query)
-    saved = answer.save(path, overwrite=overwrite)
-    if not quiet:
-        options.say(str(answer))
-        options.say(f"the page is {saved}")
+    saved = answer.save(path, overwrite=result_options.overwrite)
+    result_options.say(str(answer))
+    result_options.say(f"the page is {saved}")

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
 from vitreous import io as disk
 from vitreous.errors import VitreousError, one_line, reason
@@ -39,79 +40,84 @@ def _checked_memory(memory_gb: float | None) -> float | None:
     return memory_gb
 
 
-Model = Annotated[str, typer.Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]
+def switch_cache_off(is_off: bool) -> None:
+    """Look at and leave nothing in the cache folder for the rest of this process, if that was asked for."""
+    if is_off:
+        os.environ[disk.CACHE_VARIABLE] = ""
+
+
+def _read_class_subset(text: str | None) -> list[str | int] | None:
+    """Return the classes that the softmax is restricted to: separated by commas, or those of a file."""
+    if text is None:
+        return None
+    path = Path(text)
+    classes: Any = text.split(",")
+    if path.suffix == ".json":
+        classes = read_json(path, "class_subset")
+    elif path.suffix == ".txt":
+        classes = disk.read_text(path, _MAX_TEXT, what="class_subset ").split("\n")
+    if not isinstance(classes, list) or not all(isinstance(name, str | int) for name in classes):
+        raise VitreousError(f"class_subset {text} must be a list of indices or labels")
+    names = [name.strip() if isinstance(name, str) else name for name in classes]
+    return [name for name in names if name != ""]
+
+
+Model = Annotated[str, Option("--model", "-m", help="A name such as timm/vit_base_patch16_224.")]
 NamedModel = Annotated[
-    str | None, typer.Option("--model", "-m", help="The model, if it does not stand first.", show_default=False)
+    str | None, Option("--model", "-m", help="The model, if it does not stand first.", show_default=False)
 ]
-ImgSize = Annotated[int | None, typer.Option(min=1, help="Input size, if not the model's own.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
-Image = Annotated[Path, typer.Argument(help="An image.", show_default=False)]
-ModelAndImages = typer.Argument(
-    metavar="[MODEL] IMAGES", help="A model, and images or folders of them.", show_default=False
-)
+ImgSize = Annotated[int | None, Option(min=1, help="Input size, if not the model's own.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, …; auto takes a GPU where there is one.")]
+Image = Annotated[Path, Argument(help="An image.", show_default=False)]
+ModelAndImages = Argument(metavar="[MODEL] IMAGES", help="A model, and images or folders of them.", show_default=False)
 Targets = Annotated[
-    list[str] | None,
-    typer.Option("--target", help="Class index or label; may be repeated.", show_default="the prediction"),
-]
-Contrast = Annotated[list[str] | None, typer.Option(help="Explain the target rather than this class; may be repeated.")]
-ClassSubset = Annotated[
-    str | None,
-    typer.Option(help="Restrict the softmax: indices or labels, separated by commas, or a text or JSON file of such."),
+    list[str] | None, Option("--target", help="Class index or label; may be repeated.", show_default="the prediction")
 ]
 Effort = Annotated[
     str | None,
-    typer.Option(
-        help=f"How much it may cost where no method is named: {', '.join(EFFORT_LEVELS)}.", show_default="quick"
-    ),
+    Option(help=f"How much it may cost where no method is named: {', '.join(EFFORT_LEVELS)}.", show_default="quick"),
 ]
-Output = Annotated[str, typer.Option(help="What is explained: logit, prob or logprob.")]
-Controls = Annotated[bool, typer.Option(help="Random, constant and centre maps for comparison.")]
-MemoryGb = Annotated[float | None, typer.Option(callback=_checked_memory, help="Memory budget in GiB.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, max=65_536, help="Images or states at once.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no statistics of models in the user's cache folder.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", help="Also write a page to read, a .html file.", show_default=False)
+Controls = Annotated[bool, Option(help="Random, constant and centre maps for comparison.")]
+MemoryGb = Annotated[float | None, Option(callback=_checked_memory, help="Memory budget in GiB.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON, and nothing else, on standard output.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors and warnings.")]
+NoCache = Annotated[
+    bool,
+    Option("--no-cache", callback=switch_cache_off, help="Keep no statistics of models in the user's cache folder."),
 ]
-Overwrite = Annotated[bool, typer.Option(help="Replace what is there already.")]
+Html = Annotated[Path | None, Option("--html", help="Also write a page to read, a .html file.", show_default=False)]
+Overwrite = Annotated[bool, Option(help="Replace what is there already.")]
 
 
-# -- models ------------------------------------------------------------------------------------------------
+# -- options that belong together --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """The options of every command that loads a model."""
-
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights: .safetensors, or a torch file.")] = None
-    pretrained: Annotated[bool, typer.Option(help="Fetch the hub's weights if there is no checkpoint.")] = True
-    img_size: ImgSize = None
-    num_classes: Annotated[int | None, typer.Option(min=1, help="Number of classes, if not the model's own.")] = None
-    class_names: Annotated[
-        Path | None,
-        typer.Option(help="Names of the classes: a text file with one per line, or a JSON list or table."),
-    ] = None
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", help="A class in words, for zero-shot models; repeated, one class each."),
-    ] = None
-    device: Device = "auto"
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32"
+class OptionGroup:
+    """Options that several commands share: ``with_options`` gives a command one option for each field."""
 
     def chosen(self) -> dict[str, Any]:
-        """Return the keywords of ``vitreous.load`` that were chosen."""
-        options = {
-            "checkpoint": self.checkpoint,
-            "pretrained": None if self.pretrained else False,
-            "img_size": self.img_size,
-            "num_classes": self.num_classes,
-            "class_names": self.class_names,
-            "prompts": self.prompt or None,
-            "dtype": None if self.dtype == "float32" else self.dtype,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        """Return the options that were chosen, as the keywords of a function with the same defaults."""
+        values = {option.name: (getattr(self, option.name), option.default) for option in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value not in (None, [], default)}
+
+
+@dataclass(frozen=True)
+class ModelOptions(OptionGroup):
+    """How a model is loaded: the keywords of ``vitreous.load``."""
+
+    checkpoint: Annotated[Path | None, Option(help="Weights: .safetensors, or a torch file.")] = None
+    pretrained: Annotated[bool, Option(help="Fetch the hub's weights if there is no checkpoint.")] = True
+    img_size: ImgSize = None
+    num_classes: Annotated[int | None, Option(min=1, help="Number of classes, if not the model's own.")] = None
+    class_names: Annotated[
+        Path | None, Option(help="Names of the classes: a text file with one per line, or a JSON list or table.")
+    ] = None
+    prompts: Annotated[
+        list[str] | None, Option("--prompt", help="A class in words, for zero-shot models; repeated, one class each.")
+    ] = None
+    device: Device = "auto"
+    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32"
 
     def load(self, model: str, quiet: bool) -> VisionModel:
         """Build the model that the options describe."""
@@ -119,40 +125,101 @@ class ModelOptions:
 
         status = STDERR.status(f"loading {model}") if STDERR.is_terminal and not quiet else nullcontext()
         with log_messages(quiet or self.checkpoint is None), status:
-            return vitreous.load(model, **{**self.chosen(), "device": self.device, "dtype": self.dtype})
+            return vitreous.load(model, **{"device": self.device, "dtype": self.dtype, **self.chosen()})
 
 
-def with_model_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a model, ``without`` some, in the place of its parameter ``model_options``."""
+@dataclass(frozen=True)
+class QueryOptions(OptionGroup):
+    """What is asked about an image, beside methods and targets."""
+
+    contrast: Annotated[
+        list[str] | None, Option(help="Explain the target rather than this class; may be repeated.")
+    ] = None
+    output: Annotated[str, Option(help="What is explained: logit, prob or logprob.")] = "logit"
+    class_subset: Annotated[
+        str | None,
+        Option(
+            callback=_read_class_subset,
+            help="Restrict the softmax: indices or labels, separated by commas, or a text or JSON file of such.",
+        ),
+    ] = None
+    seed: Annotated[int, Option(help="Seed of everything random.")] = 0
+
+
+@dataclass(frozen=True)
+class LimitOptions(OptionGroup):
+    """How much is done at once."""
+
+    batch_size: Annotated[int | None, Option(min=1, max=65_536, help="Images or states at once.")] = None
+    memory_gb: MemoryGb = None
+
+
+@dataclass(frozen=True)
+class ResultOptions(OptionGroup):
+    """How a command hands over its result: printed, for people or as JSON, and written to files."""
+
+    overwrite: Overwrite = False
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is printed but a result in JSON."""
+        return self.quiet or self.as_json
+
+    def say(self, content: Any, style: str | None = None) -> None:
+        """Print for people, unless they want JSON or nothing."""
+        if not self.is_silent:
+            say(content, style)
+
+    def progress_bar(self, title: str) -> AbstractContextManager[Any]:
+        return progress_bar(title, self.is_silent)
+
+    def check(self, path: Path | None, *suffixes: str) -> None:
+        check_output(path, self.overwrite, *suffixes)
+
+    def print(self, result: Any, notes: Sequence[str] = (), out: Path | None = None) -> None:
+        """Print a result and its notes, or its JSON; then save it: what could not be written is not lost."""
+        if self.as_json:
+            print_json(result.to_json())
+        for text in (str(result), *notes):
+            self.say(text)
+        if out is not None:
+            result.save(out, overwrite=self.overwrite)
+            self.say(f"saved in {out}")
+
+
+def with_options(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of its groups, ``without`` some, in the place of the groups' parameters."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(ModelOptions, include_extras=True)
-        keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[type[OptionGroup], list[str]]] = {}
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name != "model_options":
+            group = parameter.annotation
+            if not (isinstance(group, type) and issubclass(group, OptionGroup)):
                 parameters.append(parameter)
                 continue
-            for item in fields(ModelOptions):
-                if item.name not in without:
-                    default, hint = item.default, hints[item.name]
-                    parameters.append(inspect.Parameter(item.name, keyword, default=default, annotation=hint))
+            hints = get_type_hints(group, include_extras=True)
+            options = [option for option in fields(group) if option.name not in without]
+            groups[parameter.name] = group, [option.name for option in options]
+            for option in options:
+                hint = hints[option.name]
+                parameters.append(parameter.replace(name=option.name, default=option.default, annotation=hint))
 
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            names = [item.name for item in fields(ModelOptions) if item.name in values]
-            model_options = ModelOptions(**{name: values.pop(name) for name in names})
-            command(**values, model_options=model_options)
+            by_group = {
+                name: group(**{option: values.pop(option) for option in options})
+                for name, (group, options) in groups.items()
+            }
+            command(**values, **by_group)
 
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return wrapper
 
     return decorate
-
-
-ANY_MODEL = ModelOptions()
-"""The default of the parameter that ``with_model_options`` fills in."""
 
 
 # -- reading arguments -------------------------------------------------------------------------------------
@@ -180,12 +247,6 @@ def exists(path: Path) -> bool:
     except (OSError, ValueError) as error:
         raise VitreousError(f"could not write {path}: {reason(error)}") from None
     return True
-
-
-def switch_cache_off(is_off: bool) -> None:
-    """Look at and leave nothing in the cache folder for the rest of this process, if that was asked for."""
-    if is_off:
-        os.environ[disk.CACHE_VARIABLE] = ""
 
 
 def read_specs(texts: Sequence[str] | None, noun: str) -> list[str]:
@@ -227,22 +288,6 @@ def check_effort(effort: str | None, methods: Sequence[str] = ()) -> None:
         check_choice("effort", effort, EFFORT_LEVELS)
         if methods:
             raise VitreousError(f"give --method or --effort, not both: {', '.join(methods)} and {effort}")
-
-
-def read_class_subset(text: str | None) -> list[str | int] | None:
-    """Return the classes that the softmax is restricted to: separated by commas, or those of a file."""
-    if text is None:
-        return None
-    path = Path(text)
-    classes: Any = text.split(",")
-    if path.suffix == ".json":
-        classes = read_json(path, "class_subset")
-    elif path.suffix == ".txt":
-        classes = disk.read_text(path, _MAX_TEXT, what="class_subset ").split("\n")
-    if not isinstance(classes, list) or not all(isinstance(name, str | int) for name in classes):
-        raise VitreousError(f"class_subset {text} must be a list of indices or labels")
-    names = [name.strip() if isinstance(name, str) else name for name in classes]
-    return [name for name in names if name != ""]
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -346,20 +391,3 @@ def progress_bar(title: str, quiet: bool) -> Iterator[Any]:
 
     with bar(title, STDERR, hidden=quiet or not STDERR.is_terminal) as on_progress:
         yield on_progress
-
-
-def print_result(result: Any, quiet: bool, as_json: bool, notes: Sequence[str] = ()) -> None:
-    """Print a result and its notes, or its JSON."""
-    if as_json:
-        print_json(result.to_json())
-    elif not quiet:
-        for text in (str(result), *notes):
-            say(text)
-
-
-def save_result(result: Any, out: Path | None, overwrite: bool, quiet: bool) -> None:
-    """Save a result that was printed already: what could not be written is not lost."""
-    if out is not None:
-        result.save(out, overwrite=overwrite)
-        if not quiet:
-            say(f"saved in {out}")

@@ -6,58 +6,53 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from vitreous.cli import options
-from vitreous.cli.options import ModelOptions, with_model_options
+from vitreous.cli.options import ModelOptions, with_options
 from vitreous.errors import VitreousError
 
 _MODELS = ("world", "world-shortcut", "world-cnn", "world-cnn-shortcut")
 
 
-def _require_web() -> None:
-    try:
-        import vitreous.web.serve  # noqa: F401
-    except ImportError as error:
-        if error.name not in ("fastapi", "uvicorn"):
-            raise
-        raise VitreousError(f"the explorer needs {error.name}: pip install 'vitreous[web]'") from None
-
-
-@with_model_options()
+@with_options()
 def explore(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN_FOLDER]...", help="Folders of benchmark runs to look at.", show_default=False),
+        Argument(metavar="[RUN_FOLDER]...", help="Folders of benchmark runs to look at.", show_default=False),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="A model; may be repeated.", show_default=", ".join(_MODELS)),
+        Option("--model", "-m", help="A model; may be repeated.", show_default=", ".join(_MODELS)),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8017,
     host: Annotated[
-        str, typer.Option(help="Where to listen; elsewhere than on this machine a token is asked for.")
+        str, Option(help="Where to listen; elsewhere than on this machine a token is asked for.")
     ] = "127.0.0.1",
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    no_browser: Annotated[bool, Option("--no-browser", help="Only print the address.")] = False,
     data: Annotated[
-        list[str] | None,
-        typer.Option(help="Where the images of the runs are; LABEL=PATH, repeated, if there are several."),
+        list[str] | None, Option(help="Where the images of the runs are; LABEL=PATH, repeated, if there are several.")
     ] = None,
-    model_options: ModelOptions = options.ANY_MODEL,
     memory_gb: options.MemoryGb = None,
     quiet: options.Quiet = False,
+    *,
+    model_options: ModelOptions,
 ) -> None:
     """Open a page on this machine to look at explanations, and at benchmark runs.
 
     It listens on this machine alone unless told otherwise, reads no folder but those given here, and keeps nothing:
     what was uploaded or made is gone when it stops. Ctrl-C stops it.
     """
-    _require_web()
-    from vitreous.web.serve import Server, listen, named_runs
+    try:
+        from vitreous.web.serve import Server, listen, named_runs
+    except ImportError as error:
+        if error.name not in ("fastapi", "uvicorn"):
+            raise
+        raise VitreousError(f"the explorer needs {error.name}: pip install 'vitreous[web]'") from None
 
     options.switch_cache_off(True)  # what is learnt about a model is not to outlive the explorer
     names = list(dict.fromkeys(model or _MODELS))
-    chosen = model_options.chosen()
+    chosen = {name: value for name, value in model_options.chosen().items() if name != "device"}
     load_options = {name: str(value) if isinstance(value, Path) else value for name, value in chosen.items()}
     if len(names) > 1 and (specific := set(load_options) - {"dtype", "pretrained"}):
         name = min(specific).replace("_", "-").replace("prompts", "prompt")
