@@ -31,7 +31,7 @@ def test_all_of_it_comes_out_again_and_goes_on(done: Path, tmp_path: Path) -> No
     file = pack(done, tmp_path / "run.zip")
     unpack(file, tmp_path / "there")
     assert files(tmp_path / "there") == files(done)
-    assert bench(tiny(), tmp_path / "there").tasks() == []
+    assert bench(tiny(), tmp_path / "there").open_units() == []
 
 
 def test_scores_alone_are_enough_for_a_table(done: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Pro
 from vitreous.benchmark.report import report
 from vitreous.benchmark.reproduction import ReproducedCell, Reproduction
 from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import RecordedPlan
 from vitreous.cli.benchmark import report as report_command
 from vitreous.errors import VitreousError
 from vitreous.html import render
@@ -150,7 +151,7 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
     store, settings = begun(tmp_path, options), [SETTING, other, third]
     units = [judging("abcd", setting=setting, number=at) for at, setting in enumerate(settings)]
     names = {item * 8: item for item in "abcd"}
-    store.add_plan(settings, units, "wanted", names)
+    store.add_plan(RecordedPlan(1, tuple(settings), tuple(units), "wanted", names))
     judged(store, units[0])
     judged(store, units[1], shift=0.25)
     result = collect(store)

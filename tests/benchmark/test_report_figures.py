@@ -18,6 +18,7 @@ from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Pro
 from vitreous.benchmark.report import report
 from vitreous.benchmark.report_images import draw_figures
 from vitreous.benchmark.store import Store
+from vitreous.benchmark.units import RecordedPlan
 from vitreous.metrics import get_metric
 from vitreous.results.table_plots import sweeps
 
@@ -123,7 +124,7 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[ModelResult]]:
             created = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
             settings.append(created)
     units = [judging("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)]
-    store.add_plan(settings, units, "wanted", {item * 8: item for item in "abcdefgh"})
+    store.add_plan(RecordedPlan(1, tuple(settings), tuple(units), "wanted", {item * 8: item for item in "abcdefgh"}))
     for at, unit in enumerate(units):
         judged(store, unit, shift=0.25 * at)
     result = [ModelResult.of(item, spec) for item in collect(store)]

@@ -13,6 +13,7 @@ from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Pro
 from vitreous.benchmark.report import report
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
+from vitreous.benchmark.unit_file import pack_unit
 from vitreous.benchmark.units import Unit
 
 METRICS = ("deletion(steps=4)", "gini")
@@ -48,7 +49,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with store.claim(unit.id) as mine:
             assert mine
             info: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-            store.write(unit.id, arrays(unit, random), {"unit": unit.to_json(), "explaining": 1.0, **info})
+            store.put(unit.id, pack_unit(arrays(unit, random), {"unit": unit.to_json(), "explaining": 1.0, **info}))
     return report(folder).page
 
 

@@ -142,7 +142,7 @@ def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 
 def test_shards_share_everything_and_stay_as_they_are(tmp_path: Path) -> None:
     def of(made: BenchmarkRun) -> list[set[tuple[str, ...]]]:
-        return [{task.images for _, task in made.tasks((number, 3))} for number in range(3)]
+        return [{unit.images for _, unit in made.open_units((number, 3))} for number in range(3)]
 
     protocol = tiny(images=12, metrics=("gini",))
     made = bench(protocol, tmp_path / "run")

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.units import RunConfig, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.evaluation.runner import Cost
 
 METHODS = {"generic": "generic", "ours": "rollout", "random": "random"}
@@ -89,7 +89,8 @@ def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
 
 def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
     names = {image: f"picture {image[0]}" for unit in units for image in unit.images}
-    store.add_plan([setting], list(units), "wanted", names, replaces)
+    revision = len(store.plans()) + 1
+    store.add_plan(RecordedPlan(revision, (setting,), tuple(units), "wanted", names, tuple(replaces)))
 
 
 def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:

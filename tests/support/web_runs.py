@@ -19,6 +19,7 @@ from vitreous.benchmark.data import Options
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, ModelSpec, Protocol, Published
 from vitreous.benchmark.run import BenchmarkRun
 from vitreous.benchmark.store import Store
+from vitreous.benchmark.unit_file import pack_unit
 from vitreous.benchmark.units import Unit
 
 METRICS = ("deletion(steps=4)", "gini", "token_deletion_aopc")
@@ -105,7 +106,7 @@ def done(store: Store, unit: Unit, **more: Any) -> None:
     with store.claim(unit.id) as mine:
         assert mine
         said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more})
+        store.put(unit.id, pack_unit(arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more}))
 
 
 def finished_run(folder: Path) -> Path:

@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import compress
+from operator import ne
 from typing import Any
 
 from vitreous.benchmark.data import explainer_digest, is_import, parse_explainer
 from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.protocol import (
     EvaluationSpec,
-    ModelSpec,
     Protocol,
     add_model,
     read,
@@ -64,13 +65,9 @@ class Changes:
 
     def to_arguments(self) -> list[str]:
         """Return the options in words; a value that begins with a minus is joined to its option."""
+        lists = {"--model": self.models, "--method": self.methods, "--metric": self.metrics, "--seed": self.seeds}
         words: list[str] = []
-        for option, texts in (
-            ("--model", self.models),
-            ("--method", self.methods),
-            ("--metric", self.metrics),
-            ("--seed", self.seeds),
-        ):
+        for option, texts in lists.items():
             for text in texts:
                 words += [f"{option}={text}"] if text.startswith("-") else [option, text]
             if option == "--model" and self.size is not None:
@@ -108,15 +105,12 @@ def apply_changes(
     Labels of ``named``, the protocol as it comes, mean its rows and models also where the run has left them out. What
     it has, or an earlier of the ``plans`` had, may be removed again: the same command can be given twice.
     """
-    original = protocol if named is None else named
-    changed = protocol
+    changed, original = protocol, protocol if named is None else named
     if changes.precision is not None:
         check_choice("precision", changes.precision, EvaluationConfig.choices()["precision"])
         changed = replace(changed, evaluation=replace(changed.evaluation, precision=changes.precision))
-    changed = _change_models(changed, original, changes, plans)
-    changed = _change_methods(changed, original, changes.methods, plans)
-    changed = _change_metrics(changed, original, changes.metrics, plans)
-    changed = _change_seeds(changed, original, changes.seeds, plans)
+    for change in (_change_models, _change_methods, _change_metrics, _change_seeds):
+        changed = change(changed, original, changes, plans)
     return changed, _differences(protocol, changed, dropped_only=True)
 
 
@@ -189,11 +183,9 @@ def _planned(plans: Sequence[RecordedPlan], kind: str) -> set[str]:
     return {name for value in values for name in ([value] if isinstance(value, str) else value)}
 
 
-def _change_methods(
-    protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
-) -> Protocol:
+def _change_methods(protocol: Protocol, named: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
     rows = {**named.methods, **protocol.methods}
-    edit = _Edit.parse("method", texts, _labels_by_meaning(rows, lambda spec: get_method(spec).spec), rows)
+    edit = _Edit.parse("method", changes.methods, _labels_by_meaning(rows, lambda spec: get_method(spec).spec), rows)
     past = {*named.methods, *_planned(plans, "methods")} - set(CONTROLS)
     names = edit.apply(list(protocol.methods), protocol.name, past)
     if names == list(protocol.methods):
@@ -207,13 +199,12 @@ def _change_methods(
     )
 
 
-def _change_metrics(
-    protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]
-) -> Protocol:
+def _change_metrics(protocol: Protocol, named: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
     current = protocol.evaluation.metrics
     past = {*named.evaluation.metrics, *_planned(plans, "metrics")}
     columns = dict.fromkeys([*current, *named.evaluation.metrics, *sorted(past)], "")
-    edit = _Edit.parse("metric", texts, _labels_by_meaning(columns, lambda spec: get_metric(spec).spec), columns)
+    label_of = _labels_by_meaning(columns, lambda spec: get_metric(spec).spec)
+    edit = _Edit.parse("metric", changes.metrics, label_of, columns)
     names = tuple(edit.apply(current, protocol.name, past))
     if names == current:
         return protocol
@@ -221,7 +212,7 @@ def _change_metrics(
     return replace(protocol, evaluation=replace(protocol.evaluation, metrics=names), data=data, also=tuple(also))
 
 
-def _change_seeds(protocol: Protocol, named: Protocol, texts: Sequence[str], plans: Sequence[RecordedPlan]) -> Protocol:
+def _change_seeds(protocol: Protocol, named: Protocol, changes: Changes, plans: Sequence[RecordedPlan]) -> Protocol:
     def seed(text: str) -> str:
         if not (text.isascii() and text.isdecimal()):
             raise VitreousError(f"--seed {one_line(text)} is no whole number from 0 on")
@@ -229,7 +220,7 @@ def _change_seeds(protocol: Protocol, named: Protocol, texts: Sequence[str], pla
 
     current = list(map(str, protocol.evaluation.seeds))
     past = {*map(str, named.evaluation.seeds), *(str(unit.seed) for plan in plans for unit in plan.units)}
-    seeds = _Edit.parse("seed", texts, seed).apply(current, protocol.name, past)
+    seeds = _Edit.parse("seed", changes.seeds, seed).apply(current, protocol.name, past)
     return replace(protocol, evaluation=replace(protocol.evaluation, seeds=tuple(map(int, seeds))))
 
 
@@ -245,30 +236,24 @@ def _change_models(protocol: Protocol, named: Protocol, changes: Changes, plans:
     specs = models if size is None else {}
     changed = protocol
     for label in edit.replacing[:1]:
-        changed = _only_model(named, changed, specs[label]) if label in specs else replace_model(changed, label, size)
+        if label not in specs:
+            changed = replace_model(changed, label, size)
+            continue
+        if specs[label] not in changed.models:  # the run has left it out before, perhaps with its data
+            changed = replace(changed, data=named.data, also=named.also)
+        changed = with_models(changed, (specs[label],))
     for label in (*edit.replacing[1:], *edit.added):
         if label not in _labels(changed):
             changed = add_model(changed, specs.get(label, label), size)
-    return _restrict_models(changed, labels)
-
-
-def _restrict_models(protocol: Protocol, labels: Collection[str]) -> Protocol:
-    models = tuple(model for model in protocol.models if model.label in labels)
-    return protocol if models == protocol.models else with_models(protocol, models)
+    left = tuple(model for model in changed.models if model.label in labels)
+    return changed if left == changed.models else with_models(changed, left)
 
 
 def _labels(protocol: Protocol) -> list[str]:
     return [model.label for model in protocol.models]
 
 
-def _only_model(named: Protocol, protocol: Protocol, spec: ModelSpec) -> Protocol:
-    """Return the protocol with one of its own models alone, also where the run has left it out before."""
-    if spec in protocol.models:
-        return with_models(protocol, (spec,))
-    return with_models(replace(protocol, data=named.data, also=named.also), (spec,))
-
-
-def _labels_by_meaning(rows: Mapping[str, str], canonical: Callable[[str], str]) -> Callable[[str], str]:
+def _labels_by_meaning(rows: dict[str, str], canonical: Callable[[str], str]) -> Callable[[str], str]:
     """Return what gives the label of a text: itself, or the row that means the same in another spec."""
 
     def meaning(text: str) -> str:
@@ -277,9 +262,7 @@ def _labels_by_meaning(rows: Mapping[str, str], canonical: Callable[[str], str])
         except VitreousError:  # a folder of maps, a callable; or a mistake, which the run refuses by name
             return text
 
-    labels: dict[str, str] = {}
-    for label, spec in rows.items():
-        labels.setdefault(meaning(spec or label), label)
+    labels = {meaning(spec or label): label for label, spec in reversed(rows.items())}  # the first of equal ones
     return lambda text: text if text in rows else labels.get(meaning(text), text)
 
 
@@ -379,12 +362,12 @@ def _changes_of(run: Protocol) -> Changes | None:
     size = next((model.size for model in run.models if model.label in models), None)
     seeds = [] if run.evaluation.seeds == usual.evaluation.seeds else list(map(str, run.evaluation.seeds))
     precision = None if run.evaluation.precision == usual.evaluation.precision else run.evaluation.precision
-    for methods in _edits(list(run.methods), list(usual.methods)):
-        for metrics in _edits(list(run.evaluation.metrics), list(usual.evaluation.metrics)):
-            changes = Changes(methods, metrics, seeds, models, size, precision)
-            if _gives(usual, changes, run):
-                return changes
-    return None
+    candidates = (
+        Changes(methods, metrics, seeds, models, size, precision)
+        for methods in _edits(list(run.methods), list(usual.methods))
+        for metrics in _edits(list(run.evaluation.metrics), list(usual.evaluation.metrics))
+    )
+    return next((changes for changes in candidates if _gives(usual, changes, run)), None)
 
 
 def _edits(run: list[str], usual: list[str]) -> list[list[str]]:
@@ -413,7 +396,11 @@ def stale_units(configs: Sequence[RunConfig], plans: Sequence[RecordedPlan], fin
 
     @cache
     def is_changed(spec: str, planned: str, is_metric: bool) -> bool:
-        return _code_of(spec, is_metric, digests.get(spec)) not in (None, planned)
+        try:
+            code = get_metric(spec).code if is_metric else digests.get(spec)
+            return (explainer_digest(spec, parse_explainer(spec)) if code is None else code) != planned
+        except VitreousError:  # it is gone: whoever tries to do a unit of it says so
+            return False
 
     def is_stale(config: RunConfig, unit: Unit) -> bool:
         codes = [(*config.made_of(label), False) for label in unit.methods]
@@ -424,58 +411,44 @@ def stale_units(configs: Sequence[RunConfig], plans: Sequence[RecordedPlan], fin
     return [unit.id for plan, unit in left if is_stale(plan.config_of(unit), unit)]
 
 
-def _code_of(spec: str, is_metric: bool, digest: str | None) -> str | None:
-    """Return the digest of a method or metric; ``None`` where it is gone: whoever tries to do a unit of it says so."""
-    try:
-        return get_metric(spec).code if is_metric else digest or explainer_digest(spec, parse_explainer(spec))
-    except VitreousError:
-        return None
-
-
 def change_messages(configs: Sequence[RunConfig], units: Iterable[Unit], plans: Iterable[RecordedPlan]) -> list[str]:
     """Say in a line for each thing that has changed how many of the new ``units`` there are because of it."""
     before = {
-        (config.label, config.data, cell.key): cell.digests
+        cell: digests
         for plan in plans
         for unit in plan.units
-        for config in [plan.config_of(unit)]
-        for cell in _digested_cells(config, unit)
+        for cell, digests, *_ in _digested_cells(plan.config_of(unit), unit)
     }
     again: dict[str, set[str]] = defaultdict(set)
     for unit in units:
         config = configs[unit.config]
-        for cell in _digested_cells(config, unit):
-            model, method, metric = before.get((config.label, config.data, cell.key), cell.digests)
-            if model != cell.digests[0]:
-                again[f"your model {config.label} changed"].add(unit.id)
-            if method != cell.digests[1]:
-                owner, may = _owner(config.methods[cell.method]), _may(cell.digests[1])
-                again[f"{owner} method {cell.method} {may}changed"].add(unit.id)
-            if metric != cell.digests[2]:
-                again[f"your metric {cell.metric} {_may(cell.digests[2])}changed"].add(unit.id)
+        for cell, digests, method, metric in _digested_cells(config, unit):
+            old = before.get(cell, digests)
+            if old == digests:
+                continue
+            _, method_digest, metric_digest = digests
+            subjects = (
+                f"your model {config.label} changed",
+                f"{_owner(config.methods[method])} method {method} {_may(method_digest)}changed",
+                f"your metric {metric} {_may(metric_digest)}changed",
+            )
+            for subject in compress(subjects, map(ne, old, digests)):
+                again[subject].add(unit.id)
     return [
         f"{subject}: {len(ids)} {'unit is' if len(ids) == 1 else 'units are'} computed again"
         for subject, ids in again.items()
     ]
 
 
-@dataclass(frozen=True)
-class _DigestedCell:
-    """A cell by its names, and the digests of model, method and metric."""
-
-    key: tuple[Any, ...]
-    digests: tuple[str, str, str]
-    method: str
-    metric: str
-
-
-def _digested_cells(config: RunConfig, unit: Unit) -> Iterator[_DigestedCell]:
+def _digested_cells(config: RunConfig, unit: Unit) -> Iterator[tuple[tuple[Any, ...], tuple[str, str, str], str, str]]:
+    """Yield each cell, the digests of its model, method and metric, and the labels of the last two."""
     columns = [(label, config.metrics[label], config.metric_digest(label)) for label in unit.metrics]
     for method in unit.methods:
         for metric, column, digest in columns or [("", mode, "") for mode in unit.modes]:
             digests = (config.fingerprint, config.method_digests[method], digest)
             for image in unit.images:
-                yield _DigestedCell((image, unit.seed, config.methods[method], column), digests, method, metric)
+                key = config.label, config.data, image, unit.seed, config.methods[method], column
+                yield key, digests, method, metric
 
 
 def _may(digest: str) -> str:

@@ -117,15 +117,14 @@ class CheckedExplainer(ExternalExplainer):
             raise
         except Exception as error:
             first = error
-        maps: list[Tensor | None] = []
+        maps: list[Tensor | None] = [None] * len(samples)
         failed: dict[str, str] = {}
         for at, sample in enumerate(samples):
             try:
-                maps.append(super().maps(name, model, [sample], inputs[at : at + 1], classes[at : at + 1]))
+                maps[at] = super().maps(name, model, [sample], inputs[at : at + 1], classes[at : at + 1])
             except (torch.OutOfMemoryError, ModelChangedError):
                 raise
             except Exception as error:
-                maps.append(None)
                 failed[sample.image.name] = one_line(f"{type(error).__name__}: {error}")[:300]
         example = next((map for map in maps if map is not None), None)
         if example is None:
@@ -190,8 +189,8 @@ class ImageSource:
 
 def _preprocess(config: RunConfig) -> Preprocess:
     """Return a run's preprocessing as data; that of a ``Transform`` crops the same image, up to its rounding."""
-    recorded = {name: tuple(v) if isinstance(v, list) else v for name, v in config.preprocess.items()}
-    data: dict[str, Any] = {f.name: recorded[f.name] for f in dataclasses.fields(Preprocess)}
+    recorded = ((f.name, config.preprocess[f.name]) for f in dataclasses.fields(Preprocess))
+    data: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in recorded}
     if len(data["mean"]) != 3 or data["crop"] <= 0:
         raise VitreousError(f"{config.label}: the run does not say how pictures are prepared for it")
     return Preprocess(**data)
@@ -260,10 +259,6 @@ class DatasetRun:
     def label(self) -> str:
         return self.protocol.data.label
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.protocol.evaluation.seeds
-
     @cached_property
     def images(self) -> SourceImages:
         spec = self.protocol.data
@@ -309,17 +304,6 @@ class DatasetRun:
             return VitreousError(f"{text} of {source} has changed since this run was planned: picture, label or truth")
         return VitreousError(f"{text}, which this run was planned with, is not among the pictures of {source} any more")
 
-    def explainer(self, text: str) -> Explainer:
-        """Return what a row of this protocol means; what only the files of a run name is not imported."""
-        return parse_explainer(text, self.protocol.methods.values())
-
-    def check(self) -> None:
-        """Refuse what cannot be parsed before a model is loaded."""
-        for text in self.protocol.methods.values():
-            self.explainer(text)
-        for text in self.protocol.evaluation.metrics:
-            get_metric(text)
-
     def config(self, spec: ModelSpec, model: VisionModel) -> RunConfig:
         """Fix every number of the units of one model."""
         evaluation, source = self.protocol.evaluation, self.images.source
@@ -327,6 +311,7 @@ class DatasetRun:
         methods = self.protocol.methods_of(spec)
         methods |= {name: name for name in CONTROLS if evaluation.controls and name not in methods}
         metrics = {text: get_metric(text) for text in evaluation.metrics}
+        own = self.protocol.methods.values()  # what only the files of a run name is not imported
         return RunConfig(
             label=spec.label,
             data=self.label,
@@ -337,7 +322,7 @@ class DatasetRun:
             size=size,
             preprocess=model.preprocess.to_json(),
             methods=methods,
-            method_digests={label: explainer_digest(text, self.explainer(text)) for label, text in methods.items()},
+            method_digests={label: explainer_digest(row, parse_explainer(row, own)) for label, row in methods.items()},
             metrics={label: metric.spec for label, metric in metrics.items()},
             metric_digests={label: metric.code for label, metric in metrics.items() if metric.code},
             modes=tuple(sorted({metric.explain_class for metric in metrics.values()})),

@@ -26,7 +26,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.progress import Progress, duration_in_words
 from vitreous.registry import check_at_least, check_choice
 
-__all__ = ["EXECUTORS", "WAIT", "default_workers", "run", "run_local", "run_ray"]
+__all__ = ["EXECUTORS", "WAIT", "default_workers", "run"]
 
 EXECUTORS = ("local", "ray")
 RESTARTS = 5
@@ -77,33 +77,32 @@ def run(
     It returns when nothing is left that no other process is at.
     """
     check_choice("engine", engine, EXECUTORS)
-    if workers is not None and workers < 1:
-        raise VitreousError(f"workers={workers} must be at least 1")
+    if workers is not None:
+        check_at_least("workers", workers, 1)
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise VitreousError(f"there is no shard {shard[0] + 1} of {shard[1]}")
     if wait is not None:
         check_at_least("wait", wait, 0)
     if engine == "ray":
-        run_ray(bench, workers, shard, address, progress, wait)
+        ray, cpus = _import_ray(), None if workers is None else max(workers * bench.options.threads, 1)
+        with _cluster(ray, address, cpus):
+            _RayDriver(ray, bench, workers, shard, progress, WAIT if wait is None else wait).run()
     elif address is not None or wait is not None:
         option = f"address={address}" if address is not None else f"wait={wait:g}"
         raise VitreousError(f"{option} belongs to the engine ray")
     else:
-        run_local(bench, workers, shard, progress)
+        _run_local(bench, workers, shard, progress)
     bench.refuse_unreadable()
 
 
 # -- processes here ------------------------------------------------------------------------------------------
 
 
-def run_local(
-    bench: BenchmarkRun, workers: int | None = None, shard: Shard = None, progress: Progress | None = None
-) -> None:
-    """Do what is left with some processes; with one, here."""
-    left = len(bench.tasks(shard))
-    count = min(default_workers(bench) if workers is None else workers, max(left, 1))
-    if progress is not None:
-        progress(*bench.counts())
+def _run_local(bench: BenchmarkRun, workers: int | None, shard: Shard, progress: Progress | None) -> None:
+    """Do what is left with some processes, no more than there are groups of images; with one, here."""
+    left = {(plan.revision, unit.config, unit.seed, unit.images) for plan, unit in bench.open_units(shard)}
+    count = min(default_workers(bench) if workers is None else workers, max(len(left), 1))
+    bench.report(progress)
     if count == 1:
         bench.work(shard, progress)
     elif left:
@@ -161,9 +160,8 @@ class _ProcessPool:
                 for member in list(self.processes):
                     member.receive()
                     if member.process.exitcode is not None:
-                        self._end(member)
-                if self.progress is not None:
-                    self.progress(*self.bench.counts())
+                        self._on_end(member)
+                self.bench.report(self.progress)
         finally:
             self._stop()
         if self.failure is not None:
@@ -182,7 +180,7 @@ class _ProcessPool:
         sender.close()
         return _Process(number, process, receiver)
 
-    def _end(self, member: _Process) -> None:
+    def _on_end(self, member: _Process) -> None:
         self.processes.remove(member)
         code = member.process.exitcode
         member.receive()
@@ -191,20 +189,16 @@ class _ProcessPool:
             raise VitreousError(member.message)
         if code == _FAILED:
             self.failure = member.message
-        elif code != 0:
-            self._replace(member, code)
-
-    def _replace(self, member: _Process, code: int) -> None:
-        """Note that a process was killed, perhaps since memory ran out, and start another one in its place."""
+        if code in (0, _FAILED):
+            return
+        # it was killed, perhaps since memory ran out: another one takes its place
         reason = f"signal {-code}" if code < 0 else f"exit code {code}"
         if member.unit is not None and member.unit not in self.bench.store.finished():
             self.bench.store.note_failure(member.unit, f"its process was ended by {reason}")
         self.lost += 1
         if self.lost > RESTARTS:
-            raise VitreousError(
-                f"{self.lost} processes were ended from outside, the last one by {reason}: is there enough memory? "
-                "what was finished is kept"
-            )
+            advice = "is there enough memory? what was finished is kept"
+            raise VitreousError(f"{self.lost} processes were ended from outside, the last one by {reason}: {advice}")
         self.processes.append(self._start(member.number))
 
     def _stop(self) -> None:
@@ -254,24 +248,13 @@ def _leave_with_parent() -> None:
 # -- Ray -----------------------------------------------------------------------------------------------------
 
 
-def run_ray(
-    bench: BenchmarkRun,
-    workers: int | None = None,
-    shard: Shard = None,
-    address: str | None = None,
-    progress: Progress | None = None,
-    wait: float | None = None,
-) -> None:
-    """Do what is left on the cluster at ``address``, or on one of this machine; at most so many workers.
-
-    Where the cluster has no room for any worker for ``wait`` seconds (``WAIT``), an error says so.
-    """
-    ray = _import_ray()
+@contextmanager
+def _cluster(ray: Any, address: str | None, cpus: int | None) -> Iterator[None]:
+    """Join the cluster at ``address``, or start one on this machine, unless this process is in one already."""
     is_own = not ray.is_initialized()
     if is_own:
         try:
             if address is None:
-                cpus = None if workers is None else max(workers * bench.options.threads, 1)
                 ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
             else:
                 _knock(address)
@@ -280,7 +263,7 @@ def run_ray(
             where = "could not be started here" if address is None else f"could not be reached at {address}"
             raise VitreousError(one_line(f"a Ray cluster {where}: {error}")[:400]) from None
     try:
-        _RayDriver(ray, bench, workers, shard, progress, WAIT if wait is None else wait).run()
+        yield
     finally:
         if is_own:
             ray.shutdown()
@@ -333,33 +316,30 @@ class _Flight:
     claim: ExitStack
 
 
+@dataclass
 class _RayDriver:
-    """Hands out units and takes in their results."""
+    """Hands out units and takes in their results; where there is no room for ``wait`` seconds, it gives up."""
 
-    def __init__(
-        self,
-        ray: Any,
-        bench: BenchmarkRun,
-        workers: int | None,
-        shard: Shard,
-        progress: Progress | None,
-        wait: float,
-    ) -> None:
-        self.ray, self.bench, self.workers, self.shard, self.progress = ray, bench, workers, shard, progress
-        self.wait, self.waiting_since, self.message = wait, time.monotonic(), ""
-        self.starting: dict[Any, Any] = {}
-        self.idle: list[tuple[Any, str]] = []
-        self.flights: dict[Any, _Flight] = {}
-        self.lost: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.stillborn = 0
-        self.last_reason = "no reason was given"
+    ray: Any
+    bench: BenchmarkRun
+    workers: int | None
+    shard: Shard
+    progress: Progress | None
+    wait: float
+    message: str = ""
+    starting: dict[Any, Any] = field(default_factory=dict)
+    idle: list[tuple[Any, str]] = field(default_factory=list)
+    flights: dict[Any, _Flight] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    stillborn: int = 0
+    last_reason: str = "no reason was given"
+    waiting_since: float = field(default_factory=time.monotonic)
 
     def run(self) -> None:
         try:
             while True:
-                if self.progress is not None:
-                    self.progress(*self.bench.counts())
+                self.bench.report(self.progress)
                 self._hand_out()
                 if not self.flights and not self._ready_jobs(1):
                     break
@@ -388,8 +368,9 @@ class _RayDriver:
     def _room(self) -> tuple[bool, int]:
         """Return whether workers get a GPU each, and how many there can be."""
         total, device = self.ray.cluster_resources(), self.bench.options.device
-        gpus = device.startswith("cuda") or (device == "auto" and total.get("GPU", 0) >= 1)
-        return gpus, int(total.get("GPU", 0) if gpus else total.get("CPU", 0) // self.bench.options.threads)
+        if device.startswith("cuda") or (device == "auto" and total.get("GPU", 0) >= 1):
+            return True, int(total.get("GPU", 0))
+        return False, int(total.get("CPU", 0) // self.bench.options.threads)
 
     def _check_wait(self) -> None:
         """Say what is waited for while no worker is ready, and give up when that takes too long."""
@@ -414,9 +395,8 @@ class _RayDriver:
         resources = (self.ray.cluster_resources(), self.ray.available_resources())
         total, free = (f"{amounts.get(kind, 0):g}" for amounts in resources)
         what = f"a {kind}" if needed == 1 else f"{needed} {kind}s on one node"
-        if self.starting:
-            return f"a worker to start on {what}: the cluster has {total}, of which {free} are free beside it"
-        return f"{what}: the cluster has {total}, of which {free} are free"
+        start, beside = ("a worker to start on ", " beside it") if self.starting else ("", "")
+        return f"{start}{what}: the cluster has {total}, of which {free} are free{beside}"
 
     def _leave(self) -> None:
         for flight in self.flights.values():
@@ -429,7 +409,7 @@ class _RayDriver:
         """Return some units that could run now: not on their way, what they read is there."""
         finished, jobs = self.bench.store.finished(), list[Job]()
         flying = {flight.job.unit.id for flight in self.flights.values()}
-        for plan, unit in ((plan, unit) for plan, task in self.bench.tasks(self.shard) for unit in task.units):
+        for plan, unit in self.bench.open_units(self.shard):
             if len(jobs) == most:
                 break
             if unit.id not in flying and self.failed[unit.id] < TRIES:

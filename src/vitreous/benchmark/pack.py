@@ -98,7 +98,7 @@ def _members(archive: zipfile.ZipFile, file: str | Path, room: int) -> list[zipf
     """Return the members of a packed run; what is none, or would unfold to more than it may, is refused."""
     members = [member for member in archive.infolist() if not member.is_dir()]
     names = {member.filename for member in members}
-    strange = [*filter(_is_odd, members)]
+    strange = [member for member in members if _is_odd(member)]
     if strange or "run.json" not in names:
         raise VitreousError(f"{file} is no packed run: {strange[0].filename if strange else 'it has no run.json'!r}")
     if len(names) < len(members) or len(members) > _MOST_MEMBERS:

@@ -7,12 +7,12 @@ images, methods or metrics gets new units, and none of the old ones changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import product
 from typing import Any
 
-from vitreous.benchmark.units import RecordedPlan, RunConfig, Task, Unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.errors import VitreousError, one_line
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "keep_batch_sizes",
     "map_cell",
     "missing_units",
-    "open_tasks",
+    "open_units",
     "score_cell",
     "units_by_cell",
     "units_of_maps",
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 CellKey = tuple[str, ...]
+Gaps = tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
 
 
 def map_cell(config: RunConfig, seed: int, image: str, method: str, mode: str) -> CellKey:
@@ -57,41 +58,37 @@ def missing_units(
     """
     counting = [(plan.config_of(unit), unit) for plan, unit in wanted_units(plans) if unit.id not in stale]
     planned = {cell for planned_config, unit in counting for cell in _cells(planned_config, unit)}
-    return [
-        unit
-        for seed in seeds
-        for group in _groups(config, seed, images, planned)
-        for unit in _units_of_group(config, number, seed, group, planned)
-    ]
+    units: list[Unit] = []
+    for seed in seeds:
+        groups: dict[Gaps, list[str]] = {}
+        for image in images:
+            groups.setdefault(_gaps(config, seed, image, planned), []).append(image)
+        size = config.evaluation.images_per_unit
+        for gaps, group in groups.items():
+            for at in range(0, len(group), size):
+                units += _units_of_group(config, number, seed, group[at : at + size], gaps)
+    return units
 
 
-def _groups(config: RunConfig, seed: int, images: Sequence[str], planned: set[CellKey]) -> list[list[str]]:
-    """Return the images that miss something, those with the same gaps together."""
-    gaps: dict[tuple[CellKey, ...], list[str]] = {}
-    for image in images:
-        wanted = [map_cell(config, seed, image, name, mode) for name in config.methods for mode in config.modes]
-        wanted += [
-            score_cell(config, seed, image, name, metric) for name in config.methods for metric in config.metrics
-        ]
-        missing = tuple(cell[1:] for cell in wanted if cell not in planned)
-        if missing:
-            gaps.setdefault(missing, []).append(image)
-    size = config.evaluation.images_per_unit
-    return [group[at : at + size] for group in gaps.values() for at in range(0, len(group), size)]
+def _gaps(config: RunConfig, seed: int, image: str, planned: set[CellKey]) -> Gaps:
+    """Return each method with the modes and the metrics that an image misses."""
+
+    def missing(cell: Callable[..., CellKey], method: str, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if cell(config, seed, image, method, name) not in planned)
+
+    return tuple(
+        (method, missing(map_cell, method, config.modes), missing(score_cell, method, config.metrics))
+        for method in config.methods
+    )
 
 
-def _units_of_group(
-    config: RunConfig, number: int, seed: int, images: Sequence[str], planned: set[CellKey]
-) -> list[Unit]:
+def _units_of_group(config: RunConfig, number: int, seed: int, images: Sequence[str], gaps: Gaps) -> list[Unit]:
     """Return the units of images with the same gaps: methods that miss the same modes or metrics go together."""
-    first = images[0]
     modes: dict[tuple[str, ...], list[str]] = {}
     metrics: dict[tuple[str, ...], list[str]] = {}
-    for name in config.methods:
-        no_map = (mode for mode in config.modes if map_cell(config, seed, first, name, mode) not in planned)
-        no_score = (label for label in config.metrics if score_cell(config, seed, first, name, label) not in planned)
-        modes.setdefault(tuple(no_map), []).append(name)
-        metrics.setdefault(tuple(no_score), []).append(name)
+    for method, no_map, no_score in gaps:
+        modes.setdefault(no_map, []).append(method)
+        metrics.setdefault(no_score, []).append(method)
     return [
         *(Unit.of(config, number, seed, images, names, modes=missing) for missing, names in modes.items() if missing),
         *(Unit.of(config, number, seed, images, names, metrics=labels) for labels, names in metrics.items() if labels),
@@ -121,12 +118,8 @@ def units_of_maps(
     by_cell: Mapping[CellKey, str], config: RunConfig, unit: Unit, modes: Sequence[str]
 ) -> dict[CellKey, str]:
     """Return which unit has each map that a scoring unit reads; ``by_cell`` are the units of all plans."""
-    cells = [
-        map_cell(config, unit.seed, image, name, mode)
-        for image in unit.images
-        for name in unit.methods
-        for mode in modes
-    ]
+    names = product(unit.images, unit.methods, modes)
+    cells = [map_cell(config, unit.seed, *name) for name in names]
     missing = next((cell for cell in cells if cell not in by_cell), None)
     if missing is not None:
         raise VitreousError(f"unit {unit.id} reads maps of {one_line(missing[3])} that no unit of the run makes")
@@ -149,27 +142,20 @@ def _replaced(plans: Sequence[RecordedPlan], plan: RecordedPlan) -> set[str]:
     return {unit for later in plans if later.revision > plan.revision for unit in later.replaces}
 
 
-def open_tasks(
+def open_units(
     plans: Sequence[RecordedPlan], finished: set[str], shard: tuple[int, int] | None = None
-) -> list[tuple[RecordedPlan, Task]]:
-    """Return what is left, units of the same images together; of a ``shard`` (i, n), counted from 0, its part.
+) -> list[tuple[RecordedPlan, Unit]]:
+    """Return what is left; of a ``shard`` (i, n), counted from 0, its part: units of the same images stay together.
 
     Who has which images is decided by where a plan first names them, not by what is left: it stays as it is when a
     run is resumed or extended.
     """
     left = [(plan, unit) for plan, unit in wanted_units(plans) if unit.id not in finished]
-    groups = [list(group) for _, group in groupby(left, key=_together)]
-    tasks = [(group[0][0], Task(tuple(unit for _, unit in group))) for group in groups]
     if shard is None:
-        return tasks
+        return left
     part, parts = shard
     numbers = _group_numbers(plans)
-    return [(plan, task) for plan, task in tasks if numbers[task.images[0]] % parts == part]
-
-
-def _together(planned: tuple[RecordedPlan, Unit]) -> tuple[int, int, int, tuple[str, ...]]:
-    plan, unit = planned
-    return plan.revision, unit.config, unit.seed, unit.images
+    return [(plan, unit) for plan, unit in left if numbers[unit.images[0]] % parts == part]
 
 
 def _group_numbers(plans: Sequence[RecordedPlan]) -> dict[str, int]:
@@ -196,19 +182,19 @@ def has_new_rows(configs: Iterable[RunConfig], plans: Iterable[RecordedPlan]) ->
 
     What was planned last under a label counts: code may be what it was before.
     """
-    planned = [config for plan in plans for config in plan.configs]
-    return any(_has_new_rows(config, planned) for config in configs)
+    last: dict[tuple[str, str], str] = {}
+    rows: dict[tuple[str, str, str], dict[Any, str]] = {}
+    for config in (config for plan in plans for config in plan.configs):
+        last[config.label, config.data] = config.identity
+        rows.setdefault((config.label, config.data, config.identity), {}).update(_rows_and_columns(config))
+    return any(
+        last.get((config.label, config.data)) != config.identity
+        or not _rows_and_columns(config).items() <= rows[config.label, config.data, config.identity].items()
+        for config in configs
+    )
 
 
-def _has_new_rows(config: RunConfig, planned: Sequence[RunConfig]) -> bool:
-    same_names = [other for other in planned if (other.label, other.data) == (config.label, config.data)]
-    if not same_names or same_names[-1].identity != config.identity:
-        return True
-    same = [other for other in same_names if other.identity == config.identity]
-    rows = dict(row for other in same for row in _rows_and_columns(other))
-    return not _rows_and_columns(config) <= {*rows.items()}
-
-
-def _rows_and_columns(config: RunConfig) -> set[tuple[Any, ...]]:
-    rows = {(("method", label, spec), config.method_digests[label]) for label, spec in config.methods.items()}
-    return rows | {(("metric", label, spec), config.metric_digest(label)) for label, spec in config.metrics.items()}
+def _rows_and_columns(config: RunConfig) -> dict[tuple[str, str, str], str]:
+    """Return the digest of each method and metric by its label and spec."""
+    rows = {("method", label, spec): config.method_digests[label] for label, spec in config.methods.items()}
+    return rows | {("metric", label, spec): config.metric_digest(label) for label, spec in config.metrics.items()}

@@ -209,15 +209,14 @@ def run_benchmark(
     >>> results.table().metrics
     ('gini',)
     """
-    from vitreous.benchmark.executors import run_local
+    from vitreous.benchmark.executors import run
 
     parsed = protocol if isinstance(protocol, Protocol) else read(protocol)
     options = Options(data, device, threads, memory_gb, images, checkpoint)
     bench = BenchmarkRun(parsed, out, options)
     bench.prepare()
     with track_progress(progress, "units") as on_progress:
-        run_local(bench, workers, progress=on_progress)
-    bench.refuse_unreadable()
+        run(bench, workers=workers, progress=on_progress)
     return load_run(out)
 
 

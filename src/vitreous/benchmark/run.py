@@ -6,8 +6,9 @@ import dataclasses
 import time
 import warnings
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,19 @@ from vitreous.benchmark.plan import (
     has_new_rows,
     keep_batch_sizes,
     missing_units,
-    open_tasks,
+    open_units,
     units_by_cell,
     units_of_maps,
     wanted_units,
 )
 from vitreous.benchmark.protocol import ModelSpec, Protocol
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.unit_file import UnitResult
-from vitreous.benchmark.units import RecordedPlan, RunConfig, Task, Unit
+from vitreous.benchmark.unit_file import UnitResult, pack_unit
+from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.benchmark.worker import Job, Worker, modes_of, other_versions, refuse_other_model, versions
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, VitreousError, VitreousWarning, one_line
+from vitreous.metrics import get_metric
 from vitreous.models import ModelIdentity, Preprocess, VisionModel, load
 from vitreous.progress import Progress
 
@@ -124,8 +126,10 @@ class BenchmarkRun:
 
     def prepare(self) -> Store:
         """Begin the run or open it, and record a plan for what is missing of what is wanted."""
-        for dataset in self.datasets:
-            dataset.check()
+        for text in self.protocol.methods.values():  # what cannot be parsed is refused before a model is loaded
+            self._explainer(text)
+        for text in (text for dataset in self.datasets for text in dataset.protocol.evaluation.metrics):
+            get_metric(text)
         wanted = {
             "protocol": self.protocol.to_json(),
             "named": self.named.to_json(),
@@ -136,16 +140,18 @@ class BenchmarkRun:
         configs = self._configs()
         self._refuse_changes([config for config, _ in configs], self.store.plans())
         self.store = Store.create(self.store.path, wanted, self.previous)
-        self._warn_damaged(self.store.mend())
+        damaged = self.store.mend()
+        if damaged:
+            unit, why = next(iter(damaged.items()))
+            several = f"{len(damaged)} files such as units/{unit}.npz are"
+            files = f"units/{unit}.npz is" if len(damaged) == 1 else several
+            warnings.warn(f"{self.store.path}: {files} damaged and made again: {why}", VitreousWarning, stacklevel=2)
         with self.store.planning() as plans:
             self._refuse_changes([config for config, _ in configs], plans)
-            messages = self._add_plan(
-                [(keep_batch_sizes(config, plans), dataset) for config, dataset in configs], plans
-            )
-        for text in messages:
+            kept_sizes = [(keep_batch_sizes(config, plans), dataset) for config, dataset in configs]
+            messages = self._add_plan(kept_sizes, plans)
+        for text in (*messages, *self._notes()):
             warnings.warn(text, VitreousWarning, stacklevel=2)
-        self._warn_versions()
-        self._warn_left()
         return self.store
 
     def _configs(self) -> list[tuple[RunConfig, DatasetRun]]:
@@ -168,43 +174,31 @@ class BenchmarkRun:
         stale = stale_units(own, plans, self.store.finished())
         units: list[Unit] = []
         for number, (config, dataset) in enumerate(configs):
-            units += missing_units(config, number, dataset.seeds, dataset.images.digests, plans, stale)
+            units += missing_units(config, number, self.protocol.evaluation.seeds, dataset.images.digests, plans, stale)
         messages = change_messages(own, units, plans)
         if not (units or stale or has_new_rows(own, plans)):
             return messages
         all_names = ChainMap(*(dataset.names for dataset in reversed(self.datasets)))
         names = {image: all_names[image] for unit in units for image in unit.images}
         why = "wanted" if not plans else "extended" if units else "other labels"
-        self.store.add_plan(own, units, "; ".join(messages) or why, names, stale, self._versions)
+        content = tuple(own), tuple(units), "; ".join(messages) or why, names, tuple(stale), self._versions
+        self.store.add_plan(RecordedPlan(len(plans) + 1, *content))
         return messages
 
     @property
     def _versions(self) -> dict[str, str]:
         return versions({text: self._explainer(text) for text in self.protocol.methods.values()})
 
-    def _warn_damaged(self, damaged: Mapping[str, str]) -> None:
-        if damaged:
-            unit, why = next(iter(damaged.items()))
-            several = f"{len(damaged)} files such as units/{unit}.npz are"
-            files = f"units/{unit}.npz is" if len(damaged) == 1 else several
-            text = f"{self.store.path}: {files} damaged and made again: {why}"
-            warnings.warn(text, VitreousWarning, stacklevel=3)
-
-    def _warn_left(self) -> None:
-        """Say which units of the run are left, since they are of what is not wanted or not named now."""
-        tasks = open_tasks(self.store.plans(), self.store.finished())
-        reasons = Counter(self._obstacle(plan, unit) for plan, task in tasks for unit in task.units)
-        for reason, count in reasons.items():
+    def _notes(self) -> Iterator[str]:
+        """Say whether another version goes on with what is there, and which units are left: nobody wants them now."""
+        text = other_versions(self.store.unit_versions, versions()) if self.open_units() else ""
+        if text:
+            yield f"{self.store.path}: {text}: numbers may differ; the report says whose are whose"
+        left = open_units(self.store.plans(), self.store.finished())
+        for reason, count in Counter(self._obstacle(plan, unit) for plan, unit in left).items():
             if reason:
                 units = "1 unfinished unit is" if count == 1 else f"{count} unfinished units are"
-                warnings.warn(f"{self.store.path}: {units} left: {reason}", VitreousWarning, stacklevel=3)
-
-    def _warn_versions(self) -> None:
-        """Say so where another version goes on with what is there."""
-        text = other_versions(self.store.unit_versions, versions()) if self.tasks() else ""
-        if text:
-            text = f"{self.store.path}: {text}: numbers may differ; the report says whose are whose"
-            warnings.warn(text, VitreousWarning, stacklevel=3)
+                yield f"{self.store.path}: {units} left: {reason}"
 
     def _obstacle(self, plan: RecordedPlan, unit: Unit) -> str:
         """Return why a unit of the run cannot be done by this command; nothing if it can."""
@@ -230,12 +224,8 @@ class BenchmarkRun:
             if config.label in planned:
                 identity = ModelIdentity.parse(config.fingerprint)
                 refuse_other_model(planned[config.label], identity, "choose another place for the new ones")
-        for dataset in self.datasets:
-            self._refuse_changed_images(dataset, plans)
-
-    def _refuse_changed_images(self, dataset: DatasetRun, plans: Sequence[RecordedPlan]) -> None:
         finished = self.store.finished()
-        for plan in plans:
+        for plan, dataset in product(plans, self.datasets):
             units = [unit for unit in plan.units if plan.config_of(unit).data == dataset.label]
             needed = {image for unit in units if unit.id not in finished for image in unit.images}
             for image in {image for unit in units for image in unit.images} - dataset.names.keys():
@@ -245,11 +235,10 @@ class BenchmarkRun:
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def tasks(self, shard: tuple[int, int] | None = None) -> list[tuple[RecordedPlan, Task]]:
+    def open_units(self, shard: tuple[int, int] | None = None) -> list[tuple[RecordedPlan, Unit]]:
         """Return what is left to do and can be done here; of a ``shard`` (i, n), counted from 0, its part."""
-        tasks = open_tasks(self.store.plans(), self.store.finished(), shard)
-        possible = ((plan, [unit for unit in task.units if not self._obstacle(plan, unit)]) for plan, task in tasks)
-        return [(plan, Task(tuple(units))) for plan, units in possible if units]
+        left = open_units(self.store.plans(), self.store.finished(), shard)
+        return [(plan, unit) for plan, unit in left if not self._obstacle(plan, unit)]
 
     def refuse_unreadable(self) -> None:
         """Refuse a run that is done if no image of a data set could be read: it has no result."""
@@ -293,32 +282,20 @@ class BenchmarkRun:
     ) -> None:
         """Do what is left, here and now, next to whoever else is at it; wait for nobody. ``on_begin`` gets each id."""
         failed: dict[str, str] = {}
-        while self._round(shard, progress, on_begin, failed):
-            pass
+        has_moved = True
+        while has_moved and len(failed) < _MOST_FAILED:
+            has_moved, revisions = False, len(self.store.plans())
+            for plan, unit in self.open_units(shard):
+                if unit.id not in failed and self._do(self.job(plan, unit), on_begin, failed):
+                    has_moved = True  # or else someone else is at it, or at what it reads
+                    self.report(progress)
+                if len(self.store.plans()) > revisions:
+                    has_moved = True  # there is a new revision: what is left is another list
+                    break
+                if len(failed) >= _MOST_FAILED:
+                    break
         if failed:
             raise UnitsFailed(f"{len(failed)} units failed {TRIES} times, such as {next(iter(failed.values()))}")
-
-    def _round(
-        self,
-        shard: tuple[int, int] | None,
-        progress: Progress | None,
-        on_begin: Callable[[str], None] | None,
-        failed: dict[str, str],
-    ) -> bool:
-        """Go once through what is left; say whether anything has changed by it, so that there may be more."""
-        has_moved, revisions = False, len(self.store.plans())
-        for plan, task in self.tasks(shard):
-            for unit in task.units:
-                if unit.id in failed or not self._do(self.job(plan, unit), on_begin, failed):
-                    continue  # someone else is at it, or at what it reads
-                has_moved = True
-                if progress is not None:
-                    progress(*self.counts())
-            if len(self.store.plans()) > revisions:
-                return True  # there is a new revision: what is left is another list
-            if len(failed) >= _MOST_FAILED:
-                return False
-        return has_moved
 
     def _do(self, job: Job, on_begin: Callable[[str], None] | None, failed: dict[str, str]) -> bool:
         """Do a unit, unless it is done, another process is at it or what it reads is not there yet."""
@@ -357,7 +334,7 @@ class BenchmarkRun:
             self._revise(job, smaller)
             return False
         tries = self.store.failures().get(job.unit.id, [])
-        self.store.write(job.unit.id, result.arrays, {**result.info, "retried": tries})
+        self.store.put(job.unit.id, pack_unit(result.arrays, {**result.info, "retried": tries}))
         return True
 
     def _revise(self, job: Job, smaller: RunConfig) -> None:
@@ -371,11 +348,17 @@ class BenchmarkRun:
             methods, metrics = set().union(*(u.methods for u in left)), set().union(*(u.metrics for u in left))
             smaller = smaller.restricted_to(methods, metrics)
             units = [Unit.of(smaller, 0, u.seed, u.images, u.methods, u.modes, u.metrics) for u in left]
-            names = ChainMap(*({image: plan.names[image] for image in unit.images} for unit in left))
+            names = {image: plan.names[image] for unit in left for image in unit.images}
             why = f"out of memory on {smaller.label}: {job.config.difference_in_batches(smaller)}"
-            self.store.add_plan([smaller], units, why, names, [unit.id for unit in left], self._versions)
+            content = (smaller,), tuple(units), why, names, tuple(unit.id for unit in left), self._versions
+            self.store.add_plan(RecordedPlan(len(plans) + 1, *content))
 
     def counts(self) -> tuple[int, int]:
         """Return how many units are finished, and how many there are."""
         units, finished = wanted_units(self.store.plans()), self.store.finished()
         return sum(unit.id in finished for _, unit in units), len(units)
+
+    def report(self, progress: Progress | None) -> None:
+        """Call ``progress``, if there is any, with these counts."""
+        if progress is not None:
+            progress(*self.counts())

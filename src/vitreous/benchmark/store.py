@@ -16,21 +16,20 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-from numpy.typing import NDArray
 
 from vitreous import __version__
 from vitreous import io as disk
 from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.protocol import Protocol
 from vitreous.benchmark.protocol_io import Checker, protocol_from_json, read_json
-from vitreous.benchmark.unit_file import DamagedUnit, UnitResult, check_unit, pack_unit, read_unit
-from vitreous.benchmark.units import SCHEMA, RecordedPlan, RunConfig, Unit, check_manifest, is_digest
+from vitreous.benchmark.unit_file import DamagedUnit, UnitResult, check_unit, read_unit
+from vitreous.benchmark.units import SCHEMA, RecordedPlan, Unit, check_manifest, is_digest
 from vitreous.errors import VitreousError, one_line
 
 __all__ = ["Status", "Store", "read_bytes", "status"]
@@ -127,22 +126,9 @@ class Store:
         except FileNotFoundError:
             raise VitreousError(f"{file} leads nowhere") from None
 
-    def add_plan(
-        self,
-        configs: Sequence[RunConfig],
-        units: Sequence[Unit],
-        why: str,
-        names: Mapping[str, str],
-        replaces: Sequence[str] = (),
-        versions: Mapping[str, str] | None = None,
-    ) -> RecordedPlan:
-        """Record a plan under the next number; the caller holds ``planning``."""
-        revision = len(self.plans()) + 1
-        plan = RecordedPlan(
-            revision, tuple(configs), tuple(units), why, dict(names), tuple(replaces), dict(versions or {})
-        )
+    def add_plan(self, plan: RecordedPlan) -> None:
+        """Record a plan, whose revision must be the next one; the caller holds ``planning``."""
         self._write(f"plans/{_plan_name(plan.revision)}", plan.to_json())
-        return plan
 
     @contextmanager
     def planning(self) -> Iterator[list[RecordedPlan]]:
@@ -187,17 +173,17 @@ class Store:
         before, verified = self._read_verified(), {}
         damaged = {}
         for unit in sorted(self.finished()):
-            stamp = self._stamp(unit)
+            status = os.lstat(self._unit(unit))  # what tells that a file has not changed; nothing of it is read
+            stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
             if unit in before and before[unit].stamp == stamp:
                 verified[unit] = before[unit]
                 continue
             try:
                 result = self._read(unit)
-            except DamagedUnit as error:
-                damaged[unit] = str(error)
-            else:
                 versions = {} if result is None else result.info.get("versions", {})
                 verified[unit] = _Verified(stamp, versions)
+            except DamagedUnit as error:
+                damaged[unit] = str(error)
         for unit in damaged:
             with self.claim(unit) as is_mine:
                 if is_mine:
@@ -207,13 +193,8 @@ class Store:
         self.unit_versions = [record.versions for record in verified.values()]
         return damaged
 
-    def _stamp(self, unit: str) -> tuple[int, ...]:
-        """Return what tells that a file has not changed; nothing of it is read."""
-        status = os.lstat(self._unit(unit))
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode
-
     def _read_verified(self) -> dict[str, _Verified]:
-        """Return what is paces_of_kind of unit files that were verified here; nothing where the list cannot be read."""
+        """Return the unit files that were verified here; none where the list cannot be read."""
         with suppress(FileNotFoundError, VitreousError):
             check = Checker(_VERIFIED)
             return dict(check.value(read_json(self.path / _VERIFIED), Mapping[str, _Verified], "units"))
@@ -237,10 +218,6 @@ class Store:
                 yield False
                 return
             yield self.read(unit) is None
-
-    def write(self, unit: str, arrays: Mapping[str, NDArray[Any]], info: Mapping[str, Any]) -> None:
-        """Write the result of a unit; the caller holds its claim."""
-        self.put(unit, pack_unit(arrays, info))
 
     def put(self, unit: str, content: bytes) -> None:
         """Write the file of a unit as it is; the caller holds its claim."""
@@ -347,7 +324,7 @@ def _no_link(file: Path) -> Path:
 # -- how far it is -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Status:
     """How far a run is.
 
@@ -359,17 +336,17 @@ class Status:
     """
 
     protocol: str
-    models: Mapping[str, tuple[int, int]]
     revisions: Mapping[int, str]
     failures: Mapping[str, list[str]]
-    unreadable: Mapping[str, str]
-    uncertain: Mapping[str, str]
-    failed: Mapping[str, Mapping[str, str]]
-    versions: Mapping[str, int]
-    damaged: tuple[str, ...]
-    seconds: float
-    left: float | None
     size: int
+    models: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    uncertain: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+    seconds: float = 0.0
+    left: float | None = None
 
     @property
     def done(self) -> int:
@@ -386,50 +363,28 @@ class Status:
 def status(store: Store) -> Status:
     """Read how far a run is; of every finished unit the description is read."""
     plans, finished = store.plans(), store.finished()
-    done: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    name = (store.manifest() or {}).get("wanted", {}).get("protocol", {}).get("name", "?")
+    state = Status(name, {plan.revision: plan.why for plan in plans}, store.failures(), store.size)
     paces: dict[tuple[str, bool], list[float]] = defaultdict(list)
-    unfinished: list[tuple[str, Unit]] = []
-    left_out: dict[str, dict[str, str]] = {"unreadable": {}, "uncertain": {}}
-    failed: dict[str, dict[str, str]] = {}
-    damaged, seconds, versions = [], 0.0, Counter[str]()
+    images_left: Counter[tuple[str, bool]] = Counter()
     for plan, unit in wanted_units(plans):
         label = plan.config_of(unit).label
-        total[label] += 1
+        kind = label, unit.is_scoring
         info = store.info(unit.id) if unit.id in finished else None
+        done, total = state.models.get(label, (0, 0))
+        state.models[label] = done + (info is not None), total + 1
         if info is None:
-            unfinished.append((label, unit))
-            damaged += [unit.id] if unit.id in finished else []
+            images_left[kind] += len(unit.images)
+            state.damaged += (unit.id,) if unit.id in finished else ()
             continue
-        done[label] += 1
-        seconds += info.get("seconds", 0.0)
-        versions[info.get("versions", {}).get("vitreous", "unknown")] += 1
-        paces[label, unit.is_scoring].append(info.get("seconds", 0.0) / len(unit.images))
-        for kind, reasons in left_out.items():
-            reasons |= {plan.names[image]: why for image, why in info.get(kind, {}).items()}
+        state.seconds += info.get("seconds", 0.0)
+        version = info.get("versions", {}).get("vitreous", "unknown")
+        state.versions[version] = state.versions.get(version, 0) + 1
+        paces[kind].append(info.get("seconds", 0.0) / len(unit.images))
+        for key, reasons in (("unreadable", state.unreadable), ("uncertain", state.uncertain)):
+            reasons |= {plan.names[image]: why for image, why in info.get(key, {}).items()}
         for method, reasons in info.get("failed", {}).items():
-            failed.setdefault(method, {}).update(reasons)
-    return Status(
-        protocol=(store.manifest() or {}).get("wanted", {}).get("protocol", {}).get("name", "?"),
-        models={label: (done[label], count) for label, count in total.items()},
-        revisions={plan.revision: plan.why for plan in plans},
-        failures=store.failures(),
-        **left_out,
-        failed=failed,
-        versions=dict(versions),
-        damaged=tuple(damaged),
-        seconds=seconds,
-        left=_time_left(unfinished, paces),
-        size=store.size,
-    )
-
-
-def _time_left(unfinished: list[tuple[str, Unit]], paces: Mapping[tuple[str, bool], list[float]]) -> float | None:
-    """Return the seconds that are left at the mean pace of an image; ``None`` where some kind has none yet."""
-    seconds = 0.0
-    for label, unit in unfinished:
-        paces_of_kind = paces.get((label, unit.is_scoring))
-        if not paces_of_kind:
-            return None
-        seconds += sum(paces_of_kind) / len(paces_of_kind) * len(unit.images)
-    return seconds
+            state.failed.setdefault(method, {}).update(reasons)
+    if images_left.keys() <= paces.keys():  # at the mean pace of an image; of some kind there may be none yet
+        state.left = sum((fmean(paces[kind]) * count for kind, count in images_left.items()), 0.0)
+    return state

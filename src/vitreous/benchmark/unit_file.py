@@ -12,7 +12,7 @@ import math
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from vitreous.benchmark.protocol_io import Checker, parse_json
-from vitreous.benchmark.units import Unit
+from vitreous.benchmark.units import Unit, known_record
 from vitreous.errors import VitreousError, one_line
 
 __all__ = ["Arrays", "DamagedUnit", "UnitResult", "check_unit", "pack_unit", "read_unit", "unpack_unit"]
@@ -167,8 +167,7 @@ def check_unit(result: UnitResult, name: str, planned: Unit | None = None, *, co
     check = Checker(f"unit {name}")
     try:
         unit = Unit.from_json(result.info.get("unit"), check, "unit")
-        values = {f.name: result.info[f.name] for f in fields(_Info) if f.name in result.info}
-        info = check.record(_Info, values)
+        info = known_record(check, _Info, result.info)
     except VitreousError as error:
         raise DamagedUnit(str(error).partition(": ")[2]) from None
     if unit.id != name:

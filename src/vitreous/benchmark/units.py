@@ -14,13 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vitreous.benchmark.protocol import checked
 from vitreous.benchmark.protocol_io import Checker, protocol_from_json
 from vitreous.metrics import EvaluationConfig
 
-__all__ = ["SCHEMA", "RecordedPlan", "RunConfig", "Task", "Unit", "check_manifest", "digest_of", "is_digest"]
+__all__ = ["SCHEMA", "RecordedPlan", "RunConfig", "Unit", "check_manifest", "digest_of", "is_digest", "known_record"]
+
+T = TypeVar("T")
 
 SCHEMA, _PLAN_SCHEMA = "vitreous.run/1", "vitreous.plan/1"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -133,15 +135,19 @@ class RunConfig:
         table = check.value(data, Mapping[str, Any], key)
         evaluation = {name: table[name] for name in _CONFIG_FIELDS if name in table}
         config = check.record(cls, {name: value for name, value in table.items() if name not in evaluation}, key)
-        names = {f.name for f in fields(_Preprocessing)}
-        if missing := sorted(names - config.preprocess.keys()):
+        if missing := sorted({f.name for f in fields(_Preprocessing)} - config.preprocess.keys()):
             raise check.wrong(f"{key}.preprocess", sorted(config.preprocess), f"{missing[0]} is missing")
-        preprocess = {name: value for name, value in config.preprocess.items() if name in names}
-        check.record(_Preprocessing, preprocess, f"{key}.preprocess")
+        known_record(check, _Preprocessing, config.preprocess, f"{key}.preprocess")
         if config.method_digests.keys() != config.methods.keys():
             digests = sorted(config.method_digests)
             raise check.wrong(f"{key}.method_digests", digests, "must be there for each of the methods and no other")
         return replace(config, evaluation=check.record(EvaluationConfig, evaluation, key))
+
+
+def known_record(check: Checker, kind: type[T], table: Mapping[str, Any], key: str = "") -> T:
+    """Return a record of those keys of a table that are read again; a table may have others."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return check.record(kind, {name: value for name, value in table.items() if name in names}, key)
 
 
 def _in_order_of(labels: Collection[str], table: Mapping[str, str]) -> list[str]:
@@ -239,17 +245,6 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Task:
-    """Units of the same images and model, in their order: what one worker takes at a time."""
-
-    units: tuple[Unit, ...]
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        return self.units[0].images
-
-
-@dataclass(frozen=True)
 class RecordedPlan:
     """Configurations and units as they were decided once; ``revision`` counts from 1.
 
@@ -270,12 +265,8 @@ class RecordedPlan:
         return config
 
     def to_json(self) -> dict[str, Any]:
-        records = {
-            "configs": [config.to_json() for config in self.configs],
-            "units": [unit.to_json() for unit in self.units],
-        }
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {"schema": _PLAN_SCHEMA, **values, **records}
+        configs, units = [config.to_json() for config in self.configs], [asdict(unit) for unit in self.units]
+        return {"schema": _PLAN_SCHEMA, **vars(self), "configs": configs, "units": units}
 
     @classmethod
     def from_json(cls, data: Any, file: str | Path) -> RecordedPlan:
@@ -322,8 +313,7 @@ def check_manifest(data: Any, file: Path) -> dict[str, Any]:
     """Return the content of ``run.json``, with every value checked that is read again."""
     check = Checker(file)
     wanted = check.record(_Manifest, _without_schema(data, SCHEMA, check)).wanted
-    names = {f.name for f in fields(_Wanted)}
-    check.record(_Wanted, {key: value for key, value in wanted.items() if key in names}, "wanted")
+    known_record(check, _Wanted, wanted, "wanted")
     for key in ("protocol", "named"):
         if key in wanted:
             protocol_from_json(wanted[key], f"{file}: wanted.{key}")

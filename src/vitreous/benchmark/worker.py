@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -86,12 +87,9 @@ def _packages(text: str, explainer: Explainer) -> set[str]:
 def _version_of(package: str) -> str | None:
     """Return the version that a package says it has, if it says any."""
     version = getattr(sys.modules.get(package), "__version__", None)
-    if version is None:
-        try:
-            version = metadata.version(package)
-        except (metadata.PackageNotFoundError, ValueError):
-            return None
-    return str(version)
+    with suppress(metadata.PackageNotFoundError, ValueError):
+        version = metadata.version(package) if version is None else version
+    return None if version is None else str(version)
 
 
 def other_versions(units: Iterable[Mapping[str, str]], here: Mapping[str, str]) -> str:
@@ -114,27 +112,10 @@ def other_versions(units: Iterable[Mapping[str, str]], here: Mapping[str, str]) 
 # -- what is not as it was planned with ----------------------------------------------------------------------
 
 
-def _check_code(config: RunConfig, unit: Unit, explainer: Callable[[RunConfig, str], Explainer]) -> None:
-    """Refuse to do a unit with another method or metric than it was planned with, such as on a machine of a cluster."""
-    for label in unit.methods:
-        spec, planned = config.made_of(label)
-        _refuse_other_code(label, planned, explainer_digest(spec, explainer(config, label)))
-    for label in unit.metrics:
-        _refuse_other_code(label, config.metric_digest(label), get_metric(config.metrics[label]).code)
-
-
 def _refuse_other_code(label: str, planned: str, here: str) -> None:
     if here != planned and not is_unknown(planned):
         text = "is not what this run was planned with: its code, files or parameters are others here"
         raise VitreousError(f"{label} {text}; give every worker the same ones, or start the run again")
-
-
-def _check_model(config: RunConfig, identity: ModelIdentity) -> None:
-    """Refuse a model that is not the one a unit was planned with."""
-    planned = ModelIdentity.parse(config.fingerprint)
-    refuse_other_model(config, identity, "give every worker the same model, or start the run again")
-    if not planned.has_unknown_code:
-        _refuse_other_code(config.label, planned.code, identity.code)
 
 
 def refuse_other_model(config: RunConfig, identity: ModelIdentity, advice: str) -> None:
@@ -193,7 +174,7 @@ class Worker:
     explainer: Callable[[RunConfig, str], Explainer]
     on_progress: Callable[[int], None] | None = None
     _model: tuple[str, VisionModel] | None = field(default=None, init=False)
-    _checked: set[tuple[str, ...]] = field(default_factory=set, init=False)
+    _checked: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def run(self, job: Job, read: Read) -> UnitResult:
         """Return the result of a unit; ``read`` gives those of earlier units. Threads are those of the plan."""
@@ -221,21 +202,24 @@ class Worker:
         return UnitResult(arrays, {**facts, **info})
 
     def _check_code(self, config: RunConfig, unit: Unit) -> None:
-        """Refuse other code than this unit was planned with: looked at once, since files of maps are read for it."""
-        key = (
-            *(config.method_digests[label] for label in unit.methods),
-            *(config.metric_digest(label) for label in unit.metrics),
-        )
-        if key not in self._checked:
-            _check_code(config, unit, self.explainer)
-            self._checked.add(key)
+        """Refuse other methods and metrics than this unit was planned with, such as on a machine of a cluster."""
+        for label in unit.methods:
+            spec, planned = config.made_of(label)
+            if (spec, planned) not in self._checked:  # once: files of maps are read for it
+                _refuse_other_code(label, planned, explainer_digest(spec, self.explainer(config, label)))
+                self._checked.add((spec, planned))
+        for label in unit.metrics:
+            _refuse_other_code(label, config.metric_digest(label), get_metric(config.metrics[label]).code)
 
     def model(self, config: RunConfig) -> VisionModel:
         """Return the model of a configuration, which must be the one that was planned with."""
         if self._model is None or self._model[0] != config.fingerprint:
             self._model = None  # the old one goes before the new one comes
             model = self.load(config)
-            _check_model(config, model.identity)
+            planned = ModelIdentity.parse(config.fingerprint)
+            refuse_other_model(config, model.identity, "give every worker the same model, or start the run again")
+            if not planned.has_unknown_code:
+                _refuse_other_code(config.label, planned.code, model.identity.code)
             self._model = config.fingerprint, model
         return self._model[1]
 
@@ -302,14 +286,16 @@ class Worker:
 
     def _uncertain(self, job: Job, samples: Mapping[str, Sample]) -> dict[str, str]:
         """Return the images to whose true class the model gives less than is asked for, with the reason."""
-        config, model, uncertain = job.config, self.model(job.config), {}
+        config, model, uncertain = job.config, self.model(job.config), dict[str, str]()
         least = config.least_confidence
-        for image, sample in samples.items() if least is not None else ():
+        if least is None:
+            return {}
+        for image, sample in samples.items():
             if sample.label is None:
                 raise VitreousError(f"least_confidence needs the true class of {sample.image.name}: give labels")
             logits = model.logits(model.cast(sample.image.tensor[None]))
             probability = float(probabilities(logits, config.evaluation.class_subset)[0, sample.label])
-            if least is not None and probability < least:
+            if probability < least:
                 uncertain[image] = f"{model.label(sample.label)} has {probability:.2g}, less than {least:g}"
         return uncertain
 
@@ -326,8 +312,8 @@ class Worker:
 
 def _failures(plan: EvaluationPlan) -> dict[str, dict[str, str]]:
     """Return where external methods failed, by method and image."""
-    checked = {name: method for name, method in plan.methods.items() if isinstance(method, CheckedExplainer)}
-    return {name: explainer.failed for name, explainer in checked.items() if explainer.failed}
+    checked = ((name, method) for name, method in plan.methods.items() if isinstance(method, CheckedExplainer))
+    return {name: explainer.failed for name, explainer in checked if explainer.failed}
 
 
 class _StoredMaps:

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -135,15 +135,7 @@ class _WarningPrinter:
     def __init__(self) -> None:
         self.lines: set[str] = set()
 
-    def __call__(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: object = None,
-        line: object = None,
-    ) -> None:
+    def __call__(self, message: Warning | str, category: type[Warning], *source: Any, **more: Any) -> None:
         text = str(message)
         if issubclass(category, VitreousWarning) and text not in self.lines:
             self.lines.add(text)

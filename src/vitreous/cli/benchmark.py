@@ -289,13 +289,10 @@ def _print_status(state: Status) -> None:
         options.say(f"units are from several versions: {versions}")
     for title, names in _left_out(state):
         _print_list(f"{title}:", names)
-    _print_list(
-        f"{len(state.failures)} units failed at first or were lost with their worker:",
-        {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in state.failures.items()},
-    )
-    _print_list(
-        f"{len(state.damaged)} unit files are damaged, and will be made again:", dict.fromkeys(state.damaged, "")
-    )
+    failures = {unit: f"{len(tries)} times, at last: {tries[-1]}" for unit, tries in state.failures.items()}
+    _print_list(f"{len(failures)} units failed at first or were lost with their worker:", failures)
+    damaged = dict.fromkeys(state.damaged, "")
+    _print_list(f"{len(damaged)} unit files are damaged, and will be made again:", damaged)
 
 
 def _print_list(title: str, lines: Mapping[str, str]) -> None:
@@ -313,9 +310,7 @@ def _left_out(state: Status) -> list[tuple[str, Mapping[str, str]]]:
     groups: list[tuple[str, Mapping[str, str]]] = [
         ("images cannot be read and are left out", state.unreadable),
         ("images are left out since the model gives their class too little", state.uncertain),
-    ]
-    groups += [
-        (f"images have no map of {one_line(name)}, which failed on them", why) for name, why in state.failed.items()
+        *((f"images have no map of {one_line(name)}, which failed on them", why) for name, why in state.failed.items()),
     ]
     return [(f"{len(names)} {title}", names) for title, names in groups if names]
 

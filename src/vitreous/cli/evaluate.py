@@ -61,6 +61,7 @@ def evaluate(
     Random, constant and centre maps stand in every table: a method that does not beat them explains nothing.
     """
     import vitreous as vt
+    from vitreous.viz.plots import require as require_plots
 
     model, images = options.model_first(model, words)
     if not images:
@@ -70,7 +71,8 @@ def evaluate(
     _check_requirements(metrics, labels, annotations, target)
     result_options.check(out, ".json", ".csv")
     if figures is not None:
-        _check_figures(figures, result_options.overwrite)
+        require_plots()
+        disk.check_folder(figures, result_options.overwrite)
     files = options.find_images(images)
     settings: dict[str, Any] = {"target": target, "controls": controls, "precision": "float16" if half else "float32"}
     settings |= {**query_options.chosen(), **limit_options.chosen()}
@@ -111,15 +113,6 @@ def _check_requirements(specs: Sequence[str], labels: Path | None, annotations: 
         raise VitreousError(f"{by_annotation[0]} needs to know where the objects are: give --annotations")
 
 
-def _check_figures(folder: Path, overwrite: bool) -> None:
-    """Refuse figures that could not be drawn, before the work."""
-    from vitreous.viz.plots import require
-
-    require()
-    options.exists(folder)
-    disk.check_folder(folder, overwrite)
-
-
 def _cost_notes(table: ScoreTable) -> list[str]:
     plan = table.plan
     batch = f"batch {plan['forward_batch']}, {plan['precision']}"
@@ -135,7 +128,7 @@ def _cost_notes(table: ScoreTable) -> list[str]:
 
 def _read_labels(path: Path) -> Any:
     """Return true classes in order or by file name."""
-    labels = options.read_json(path, "labels")
+    labels = disk.read_json(path, what="labels ")
     if isinstance(labels, dict) and "scenes" in labels:
         labels = _by_file(labels["scenes"], "class")
     labels = _by_file(labels, "label")
@@ -192,7 +185,10 @@ def funnybirds(
         raise VitreousError(f"the model is named twice: {word} and {model}")
     if not 1 <= scenes <= _MAX_SCENES:
         raise VitreousError(f"--scenes {scenes} must be from 1 to {_MAX_SCENES}")
-    _check_birds(folder, shortcut)
+    if folder is not None and shortcut:
+        raise VitreousError("give --folder or --shortcut, not both: the shortcut is one of the world's scenes")
+    if folder is not None and not os.path.isdir(folder):
+        raise VitreousError(f"no such folder of birds: {folder}")
     specs = _check_methods(options.read_specs(method, "method"), EFFORT_LEVELS)
     result_options.check(out, ".json", ".csv")
     source: Any = folder or vt.world.World(n=scenes, start=start, shortcut=shortcut)
@@ -206,15 +202,6 @@ def funnybirds(
     plan = result.plan
     note = f"{plan['states']} states, dilation {plan['dilation']}, batch {plan['forward_batch']}"
     result_options.print(result, [note], out)
-
-
-def _check_birds(folder: Path | None, shortcut: bool) -> None:
-    if folder is None:
-        return
-    if shortcut:
-        raise VitreousError("give --folder or --shortcut, not both: the shortcut is one of the world's scenes")
-    if not os.path.isdir(folder):
-        raise VitreousError(f"no such folder of birds: {folder}")
 
 
 @with_options()

@@ -21,7 +21,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from vitreous import io as disk
-from vitreous.errors import VitreousError, one_line, reason
+from vitreous.errors import VitreousError, one_line
 from vitreous.registry import check_choice, check_memory
 from vitreous.registry.defaults import EFFORT_LEVELS
 from vitreous.registry.spec import split_specs
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 TYPER: dict[str, Any] = {"rich_markup_mode": None, "context_settings": {"help_option_names": ["-h", "--help"]}}
 """How every group of commands prints its help."""
 STDERR = Console(stderr=True, highlight=False)
-_MAX_TEXT = 2**26  # bytes of a file of names or labels
 
 
 def _checked_memory(memory_gb: float | None) -> float | None:
@@ -53,9 +52,9 @@ def _read_class_subset(text: str | None) -> list[str | int] | None:
     path = Path(text)
     classes: Any = text.split(",")
     if path.suffix == ".json":
-        classes = read_json(path, "class_subset")
+        classes = disk.read_json(path, what="class_subset ")
     elif path.suffix == ".txt":
-        classes = disk.read_text(path, _MAX_TEXT, what="class_subset ").split("\n")
+        classes = disk.read_text(path, what="class_subset ").split("\n")
     if not isinstance(classes, list) or not all(isinstance(name, str | int) for name in classes):
         raise VitreousError(f"class_subset {text} must be a list of indices or labels")
     names = [name.strip() if isinstance(name, str) else name for name in classes]
@@ -233,20 +232,9 @@ def check_output(
         return
     if suffixes and path.suffix.lower() not in suffixes:
         raise VitreousError(f"{path} must end in {' or '.join(suffixes)}")
-    if exists(path) and not overwrite:
+    if os.path.lexists(path) and not overwrite:
         raise VitreousError(f"{path} is there already; {choose}")
     disk.check_file(path, overwrite=True)
-
-
-def exists(path: Path) -> bool:
-    """Whether a place for results is taken; a name that no file system takes is an error before any work."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise VitreousError(f"could not write {path}: {reason(error)}") from None
-    return True
 
 
 def read_specs(texts: Sequence[str] | None, noun: str) -> list[str]:
@@ -259,12 +247,10 @@ def read_specs(texts: Sequence[str] | None, noun: str) -> list[str]:
 
 def model_first(model: str | None, words: Sequence[str] | None) -> tuple[str, list[str]]:
     """Return the model and the other words: it is given as --model, or else the first of them."""
-    words = words or []
-    if model is not None:
-        return model, list(words)
-    if not words:
+    others = list(words or ())
+    if model is None and not others:
         raise VitreousError("there is no model: give --model NAME")
-    return words[0], list(words[1:])
+    return others.pop(0) if model is None else model, others
 
 
 def find_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -288,11 +274,6 @@ def check_effort(effort: str | None, methods: Sequence[str] = ()) -> None:
         check_choice("effort", effort, EFFORT_LEVELS)
         if methods:
             raise VitreousError(f"give --method or --effort, not both: {', '.join(methods)} and {effort}")
-
-
-def read_json(path: Path, what: str) -> Any:
-    """Return what a JSON file holds."""
-    return disk.read_json(path, _MAX_TEXT, what=f"{what} ")
 
 
 def read_data_paths(values: Sequence[str] | None) -> str | dict[str, str] | None:
