@@ -72,7 +72,7 @@ class BenchmarkRun:
         def model_of(config: RunConfig) -> VisionModel:
             return self.model(next(spec for spec in self.protocol.models if spec.label == config.label))
 
-        return Worker(self._sample, model_of, lambda config, label: self._explainer(config.methods[label]))
+        return Worker(self._sample, model_of, self._explainer)
 
     def _sample(self, data: str, name: str, digest: str, model: VisionModel) -> Sample:
         return next(dataset for dataset in self.datasets if dataset.label == data).sample(name, digest, model)
@@ -107,8 +107,8 @@ class BenchmarkRun:
         side = spec.size or model.preprocess.size[0]
         if model.preprocess.size != (side, side):  # the model is built for another size, not only its images
             model = load(spec.name, checkpoint=checkpoint, device=self.options.device, img_size=side)
-        own = model.preprocess
-        asked = {
+        usual = {field.name: getattr(model.preprocess, field.name) for field in dataclasses.fields(Preprocess)}
+        own = {
             "size": spec.size and (side, side),
             "crop": spec.resize and side / spec.resize,
             "mode": spec.crop,
@@ -116,10 +116,9 @@ class BenchmarkRun:
             "mean": spec.mean,
             "std": spec.std,
         }
-        asked = {name: value for name, value in asked.items() if value and value != getattr(own, name)}
-        if asked:  # a protocol's own numbers, whatever the transform of the model's library
-            usual = {field.name: getattr(own, field.name) for field in dataclasses.fields(Preprocess)}
-            model.preprocess = Preprocess(**{**usual, **asked})
+        changed = usual | {name: value for name, value in own.items() if value}
+        if changed != usual:  # a protocol's own numbers, whatever the transform of the model's library
+            model.preprocess = Preprocess(**changed)
         return model
 
     # -- planning ----------------------------------------------------------------------------------------

@@ -233,15 +233,13 @@ class Unit:
         if not 0 <= self.config < len(configs):
             raise where.wrong(f"{key}.config", self.config, f"there are {len(configs)} configs, counted from 0")
         config = configs[self.config]
-        for kind, labels in (("methods", self.methods), ("metrics", self.metrics)):
-            for label in labels:
-                if label not in getattr(config, kind):
-                    raise where.wrong(f"{key}.{kind}", label, f"is not among the {kind} of its config")
+        for kind in ("methods", "metrics"):
+            if unknown := set(getattr(self, kind)) - getattr(config, kind).keys():
+                raise where.wrong(f"{key}.{kind}", min(unknown), f"is not among the {kind} of its config")
         if self.digest(config) != self.id:
             raise where.wrong(f"{key}.id", self.id, "is not the digest of its content")
-        nameless = next((image for image in self.images if image not in names), None)
-        if nameless is not None:
-            raise where.wrong(f"{key}.images", nameless, "has no name in names")
+        if nameless := set(self.images) - set(names):
+            raise where.wrong(f"{key}.images", min(nameless), "has no name in names")
 
 
 @dataclass(frozen=True)

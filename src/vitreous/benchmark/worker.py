@@ -166,13 +166,12 @@ class Worker:
     """Runs units, one after the other; keeps the last model.
 
     ``sample`` reads an image by data set, name and digest; ``load`` gives the model that a configuration names,
-    ``explainer`` what its methods are. ``on_progress`` is called after every inner batch.
+    ``explainer`` what a spec of a method stands for.
     """
 
     sample: Callable[[str, str, str, VisionModel], Sample]
     load: Callable[[RunConfig], VisionModel]
-    explainer: Callable[[RunConfig, str], Explainer]
-    on_progress: Callable[[int], None] | None = None
+    explainer: Callable[[str], Explainer]
     _model: tuple[str, VisionModel] | None = field(default=None, init=False)
     _checked: set[tuple[str, str]] = field(default_factory=set, init=False)
 
@@ -188,16 +187,16 @@ class Worker:
         finally:
             torch.set_num_threads(threads)
         is_cuda = model.device.type == "cuda"
-        explainers = {config.methods[label]: self.explainer(config, label) for label in job.unit.methods}
+        specs = [config.methods[label] for label in job.unit.methods]
         facts = {
             "unit": job.unit.to_json(),
-            "specs": [config.methods[label] for label in job.unit.methods],
+            "specs": specs,
             "revision": job.revision,
             "seconds": time.perf_counter() - began,
             "device": model.device.type,
             "hardware": torch.cuda.get_device_name(model.device) if is_cuda else platform.machine(),
             "threads": config.threads,
-            "versions": versions(explainers),
+            "versions": versions({spec: self.explainer(spec) for spec in specs}),
         }
         return UnitResult(arrays, {**facts, **info})
 
@@ -206,7 +205,7 @@ class Worker:
         for label in unit.methods:
             spec, planned = config.made_of(label)
             if (spec, planned) not in self._checked:  # once: files of maps are read for it
-                _refuse_other_code(label, planned, explainer_digest(spec, self.explainer(config, label)))
+                _refuse_other_code(label, planned, explainer_digest(spec, self.explainer(spec)))
                 self._checked.add((spec, planned))
         for label in unit.metrics:
             _refuse_other_code(label, config.metric_digest(label), get_metric(config.metrics[label]).code)
@@ -233,7 +232,7 @@ class Worker:
         if not samples:
             return {}, info
         plan = self._plan(job, model)
-        result = attribute_unit(model, list(samples.values()), plan, job.unit.modes, self.on_progress)
+        result = attribute_unit(model, list(samples.values()), plan, job.unit.modes)
         arrays: Arrays = {f"classes/{mode}": indices.cpu().numpy() for mode, indices in result.classes.items()}
         for number, label in enumerate(methods):
             maps = result.maps[label]
@@ -260,7 +259,7 @@ class Worker:
             return {}, info
         plan = self._plan(job, model)
         maps = {label: stored.maps(label, list(samples)) for label in job.unit.methods}
-        result = score_unit(model, list(samples.values()), plan, self.on_progress, maps)
+        result = score_unit(model, list(samples.values()), plan, maps=maps)
         return _score_arrays(job.unit, result), {
             **info,
             "names": list(result.names),
@@ -302,7 +301,7 @@ class Worker:
     def _plan(self, job: Job, model: VisionModel) -> EvaluationPlan:
         config = job.config
         return EvaluationPlan(
-            {label: checked_explainer(self.explainer(config, label)) for label in job.unit.methods},
+            {label: checked_explainer(self.explainer(config.methods[label])) for label in job.unit.methods},
             {label: get_metric(config.metrics[label]) for label in job.unit.metrics},
             image_shape_of(model, config.size),
             dataclasses.replace(config.evaluation, seed=job.unit.seed),

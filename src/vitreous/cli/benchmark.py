@@ -58,6 +58,15 @@ class _RunOptions(OptionGroup):
     quiet: options.Quiet = False
 
 
+_ROWS = "labels of the protocol, specs, folders of maps or package.module:callable"
+
+
+def _editing(noun: str, *names: str) -> Any:
+    """Return an option that edits a list of the run."""
+    text = f"Only these {noun}; +NAME adds one to those of the run, -NAME (after a =) removes one. May be repeated."
+    return Option(*names, help=text)
+
+
 @app.callback(invoke_without_command=True)
 def _bench(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
@@ -82,29 +91,10 @@ def list_() -> None:
 def run(
     protocol: _ProtocolName,
     out: Annotated[Path, Option(help="The folder of the run; one that is there is resumed or extended.")],
-    model: Annotated[
-        list[str] | None,
-        Option(
-            "--model",
-            "-m",
-            help="Another model instead of the run's; +NAME adds one, -NAME removes one. May be repeated.",
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        Option(
-            help="Only these rows: a label of the protocol, a spec, a folder of maps or package.module:callable. "
-            "+NAME adds a row to those that the run has, --method=-NAME removes one. May be repeated."
-        ),
-    ] = None,
-    metric: Annotated[
-        list[str] | None,
-        Option(help="Only these metrics; +NAME adds one to those of the run, -NAME removes one. May be repeated."),
-    ] = None,
-    seed: Annotated[
-        list[str] | None,
-        Option(help="Only these seeds; +N adds one to those of the run, -N removes one. May be repeated."),
-    ] = None,
+    model: Annotated[list[str] | None, _editing("models", "--model", "-m")] = None,
+    method: Annotated[list[str] | None, _editing(f"rows ({_ROWS})")] = None,
+    metric: Annotated[list[str] | None, _editing("metrics")] = None,
+    seed: Annotated[list[str] | None, _editing("seeds")] = None,
     shard: Annotated[
         str | None, Option(metavar="I/N", help="Only part I of N, counted from 1: one for each job of a cluster.")
     ] = None,
@@ -114,12 +104,7 @@ def run(
     ] = None,
     wait: Annotated[
         float | None,
-        Option(
-            min=0,
-            metavar="SECONDS",
-            help="How long to wait for a first worker of a cluster without room, with --engine ray.",
-            show_default="600",
-        ),
+        Option(min=0, help="Seconds to wait for a first worker of a full Ray cluster.", show_default="600"),
     ] = None,
     *,
     run_options: _RunOptions,
