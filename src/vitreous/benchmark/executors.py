@@ -395,8 +395,8 @@ class _RayDriver:
         resources = (self.ray.cluster_resources(), self.ray.available_resources())
         total, free = (f"{amounts.get(kind, 0):g}" for amounts in resources)
         what = f"a {kind}" if needed == 1 else f"{needed} {kind}s on one node"
-        start, beside = ("a worker to start on ", " beside it") if self.starting else ("", "")
-        return f"{start}{what}: the cluster has {total}, of which {free} are free{beside}"
+        start, where = ("a worker to start on ", " beside it") if self.starting else ("", "")
+        return f"{start}{what}: the cluster has {total}, of which {free} are free{where}"
 
     def _leave(self) -> None:
         for flight in self.flights.values():

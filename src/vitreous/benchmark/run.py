@@ -69,13 +69,13 @@ class BenchmarkRun:
 
     @cached_property
     def worker(self) -> Worker:
-        def model_of(config: RunConfig) -> VisionModel:
+        def sample(data: str, name: str, digest: str, model: VisionModel) -> Sample:
+            return next(dataset for dataset in self.datasets if dataset.label == data).sample(name, digest, model)
+
+        def model(config: RunConfig) -> VisionModel:
             return self.model(next(spec for spec in self.protocol.models if spec.label == config.label))
 
-        return Worker(self._sample, model_of, self._explainer)
-
-    def _sample(self, data: str, name: str, digest: str, model: VisionModel) -> Sample:
-        return next(dataset for dataset in self.datasets if dataset.label == data).sample(name, digest, model)
+        return Worker(sample, model, self._explainer)
 
     def _explainer(self, text: str) -> Explainer:
         return parse_explainer(text, self.protocol.methods.values())

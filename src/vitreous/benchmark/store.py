@@ -98,9 +98,15 @@ class Store:
         except FileNotFoundError:
             return None
 
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What the manifest says that is measured; empty where there is none."""
+        wanted: dict[str, Any] = (self.manifest() or {}).get("wanted", {})
+        return wanted
+
     def protocol(self) -> Protocol:
         """Return the protocol that this is a run of."""
-        wanted = (self.manifest() or {}).get("wanted", {})
+        wanted = self.wanted
         if "protocol" not in wanted:
             raise VitreousError(f"{self.path / 'run.json'}: wanted.protocol is missing")
         return protocol_from_json(wanted["protocol"], f"{self.path / 'run.json'}: wanted.protocol")
@@ -363,7 +369,7 @@ class Status:
 def status(store: Store) -> Status:
     """Read how far a run is; of every finished unit the description is read."""
     plans, finished = store.plans(), store.finished()
-    name = (store.manifest() or {}).get("wanted", {}).get("protocol", {}).get("name", "?")
+    name = store.wanted.get("protocol", {}).get("name", "?")
     state = Status(name, {plan.revision: plan.why for plan in plans}, store.failures(), store.size)
     paces: dict[tuple[str, bool], list[float]] = defaultdict(list)
     images_left: Counter[tuple[str, bool]] = Counter()

@@ -57,9 +57,9 @@ def versions(explainers: Mapping[str, Explainer] | None = None) -> dict[str, str
     by_package = {"vitreous": _own_version(), "torch": str(torch.__version__)}
     for text, explainer in (explainers or {}).items():
         for package in _packages(text, explainer):
-            version = _version_of(package)
-            if version is not None:
-                by_package[package] = version
+            version = getattr(sys.modules.get(package), "__version__", None)
+            with suppress(metadata.PackageNotFoundError, ValueError):  # it may not say
+                by_package[package] = str(metadata.version(package) if version is None else version)
     return by_package
 
 
@@ -82,14 +82,6 @@ def _packages(text: str, explainer: Explainer) -> set[str]:
     else:
         modules = {text.partition(":")[0]} if explainer.live else set()
     return {module.partition(".")[0] for module in modules} - {"vitreous"}
-
-
-def _version_of(package: str) -> str | None:
-    """Return the version that a package says it has, if it says any."""
-    version = getattr(sys.modules.get(package), "__version__", None)
-    with suppress(metadata.PackageNotFoundError, ValueError):
-        version = metadata.version(package) if version is None else version
-    return None if version is None else str(version)
 
 
 def other_versions(units: Iterable[Mapping[str, str]], here: Mapping[str, str]) -> str:

@@ -133,8 +133,7 @@ def _run(protocol: str, out: Path, run_options: _RunOptions, lists: Mapping[str,
     weights, quiet = options.read_pairs(run_options.checkpoint, "checkpoint"), run_options.quiet
     limits = run_options.threads, run_options.memory_gb, run_options.images
     settings = Options(paths, run_options.device, *limits, weights)
-    named, manifest = _read_protocol(protocol), Store(out).manifest()
-    previous: Mapping[str, Any] = {} if manifest is None else manifest["wanted"]
+    named, previous = _read_protocol(protocol), Store(out).wanted
     start, notes = resume_protocol(named, previous or None)
     edits = {name: texts or () for name, texts in lists.items()}
     changes = Changes(**edits, size=run_options.img_size, precision=run_options.precision)
