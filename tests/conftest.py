@@ -80,11 +80,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small benchmark that nobody interrupted."""
     from tiny_benchmark import ran, tiny
 
-    out = tmp_path_factory.mktemp("whole") / "run"
+    out = tmp_path_factory.mktemp("complete") / "run"
     ran(tiny(), out)
     return out
 

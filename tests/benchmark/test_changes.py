@@ -44,8 +44,8 @@ def protocol_of(file: Path) -> Protocol:
 
 
 def lists(file: Path) -> tuple[list[str], list[str], list[int]]:
-    known = protocol_of(file)
-    return list(known.methods), list(known.evaluation.metrics), list(known.evaluation.seeds)
+    wanted = protocol_of(file)
+    return list(wanted.methods), list(wanted.evaluation.metrics), list(wanted.evaluation.seeds)
 
 
 # -- on the command line -----------------------------------------------------------------------------------
@@ -164,26 +164,26 @@ def test_an_interrupted_extension_is_kept_by_the_next(file: Path, monkeypatch: p
 
 
 def test_an_extension_does_not_undo_one_that_was_made_meanwhile(tmp_path: Path) -> None:
-    out, known = tmp_path / "run", tiny(images=2)
-    seen: Any = (bench(known, out).store.manifest() or {})["wanted"]
+    out, wanted = tmp_path / "run", tiny(images=2)
+    seen: Any = (bench(wanted, out).store.manifest() or {})["wanted"]
     for name in ("saliency", "ixg"):
-        changed, _ = apply_changes(known, Changes(methods=[f"+{name}"]))
-        extended = BenchmarkRun(changed, out, Options(device="cpu"), named=known, previous=seen)
+        changed, _ = apply_changes(wanted, Changes(methods=[f"+{name}"]))
+        extended = BenchmarkRun(changed, out, Options(device="cpu"), named=wanted, previous=seen)
         if name == "saliency":
             extended.prepare()
             continue
         with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
             extended.prepare()
     with pytest.raises(VitreousError, match="was changed by another command meanwhile"):
-        BenchmarkRun(known, out, Options(device="cpu"), previous={}).prepare()  # there was no run when it looked
+        BenchmarkRun(wanted, out, Options(device="cpu"), previous={}).prepare()  # there was no run when it looked
 
 
 # -- the protocol that a command names ---------------------------------------------------------------------
 
 
 def wanted_by(run: Protocol, named: Protocol | None) -> dict[str, Any]:
-    told = {"protocol": run.to_json(), **({} if named is None else {"named": named.to_json()})}
-    return dict(json.loads(json.dumps(told)))
+    outcome = {"protocol": run.to_json(), **({} if named is None else {"named": named.to_json()})}
+    return dict(json.loads(json.dumps(outcome)))
 
 
 def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> None:
@@ -195,7 +195,7 @@ def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> No
         methods={"raw_attention": "raw_attention", "rollout": "rollout", "gradcam": "gradcam"},
         evaluation=dataclasses.replace(began.evaluation, tie_breaking="raster"),
     )
-    merged, told = resume_protocol(edited, wanted_by(run, began))
+    merged, outcome = resume_protocol(edited, wanted_by(run, began))
     assert list(merged.methods) == ["raw_attention", "gradcam", "ixg"]
     assert (merged.evaluation.seeds, merged.evaluation.tie_breaking, merged.evaluation.precision) == (
         (0, 5),
@@ -203,24 +203,28 @@ def test_a_file_that_was_edited_comes_in_beside_what_the_run_has_changed() -> No
         "float16",
     )
     assert merged.title == "Other"
-    assert told == ["tiny has changed since this run was begun", "methods dropped: saliency", "methods added: gradcam"]
+    assert outcome == [
+        "tiny has changed since this run was begun",
+        "methods dropped: saliency",
+        "methods added: gradcam",
+    ]
     assert resume_protocol(began, wanted_by(run, began)) == (run, [])
 
 
 def test_a_row_that_means_something_else_now_is_named() -> None:
     began = tiny(methods={"a": "rollout", "b": "ixg"})
     edited = dataclasses.replace(began, methods={"a": "rollout(start=1)", "b": "ixg"})
-    merged, told = resume_protocol(edited, wanted_by(began, began))
+    merged, outcome = resume_protocol(edited, wanted_by(began, began))
     assert merged.methods == edited.methods
-    assert "methods with another meaning: a" in told
+    assert "methods with another meaning: a" in outcome
 
 
 def test_another_protocol_in_the_same_folder_is_told() -> None:
     began = tiny()
     other = dataclasses.replace(tiny(methods=("rollout",)), name="other")
-    found, told = resume_protocol(other, wanted_by(began, began))
-    assert found == other
-    assert told == ["this was a run of tiny, and is one of other now", "methods dropped: raw_attention"]
+    result, outcome = resume_protocol(other, wanted_by(began, began))
+    assert result == other
+    assert outcome == ["this was a run of tiny, and is one of other now", "methods dropped: raw_attention"]
 
 
 # -- lists of their own ------------------------------------------------------------------------------------
@@ -230,10 +234,10 @@ def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> Non
     added, _ = apply_changes(two_sets(), Changes(metrics=["+deletion"], methods=["+saliency"]))
     assert (added.data.metrics, added.also[0].metrics) == (("gini", "deletion"), ())
     assert [model.methods for model in added.models] == [(), ("ixg", "saliency")]
-    removed, told = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
+    removed, outcome = apply_changes(added, Changes(metrics=["-gini"], methods=["-ixg"]))
     assert (removed.data.metrics, removed.evaluation.metrics) == (("deletion",), ("pointing_game", "deletion"))
     assert removed.models[1].methods == ("saliency",)
-    assert told == ["methods dropped: ixg", "metrics dropped: gini"]
+    assert outcome == ["methods dropped: ixg", "metrics dropped: gini"]
     with pytest.raises(VitreousError, match="no metric of one would be left"):
         apply_changes(two_sets(), Changes(metrics=["-gini"]))
     with pytest.raises(VitreousError, match="no method of cnn would be left"):
@@ -241,10 +245,10 @@ def test_a_data_set_with_its_own_metrics_gets_what_is_added_and_no_more() -> Non
 
 
 def test_models_are_added_removed_and_replaced() -> None:
-    known = dataclasses.replace(two_sets(), data=dataclasses.replace(two_sets().data, models=("world", "cnn")))
+    wanted = dataclasses.replace(two_sets(), data=dataclasses.replace(two_sets().data, models=("world", "cnn")))
 
     def labels(*models: str, size: int | None = None) -> list[tuple[str, int | None]]:
-        changed, _ = apply_changes(known, Changes(models=models, size=size), known)
+        changed, _ = apply_changes(wanted, Changes(models=models, size=size), wanted)
         return [(model.label, model.size) for model in changed.models]
 
     own: list[tuple[str, int | None]] = [("world", None), ("cnn", None)]
@@ -254,24 +258,24 @@ def test_models_are_added_removed_and_replaced() -> None:
     assert labels("timm/a, b[c]") == [("timm/a, b[c]", None)]
     assert labels("timm/a", "+world-shortcut") == [("timm/a", None), ("world-shortcut", None)]
     assert labels("cnn") == own[1:]
-    added, _ = apply_changes(known, Changes(models=["+timm/a"]))
+    added, _ = apply_changes(wanted, Changes(models=["+timm/a"]))
     assert added.data.models == ("world", "cnn", "timm/a"), "where the model with the most rows is"
-    less, told = apply_changes(known, Changes(models=["-cnn"]), known)
-    assert told == ["models dropped: cnn"]
-    assert apply_changes(less, Changes(models=["+cnn"]), known)[0].models == known.models
-    assert apply_changes(less, Changes(models=["cnn"]), known)[0].models == known.models[1:]
+    less, outcome = apply_changes(wanted, Changes(models=["-cnn"]), wanted)
+    assert outcome == ["models dropped: cnn"]
+    assert apply_changes(less, Changes(models=["+cnn"]), wanted)[0].models == wanted.models
+    assert apply_changes(less, Changes(models=["cnn"]), wanted)[0].models == wanted.models[1:]
 
 
 def test_the_reference_goes_with_its_row() -> None:
     usual = read("quick")
     assert usual.evaluation.reference is not None
-    changed, told = apply_changes(usual, Changes(methods=[f"-{usual.evaluation.reference}"]))
+    changed, outcome = apply_changes(usual, Changes(methods=[f"-{usual.evaluation.reference}"]))
     assert changed.evaluation.reference is None
-    assert f"reference dropped: {usual.evaluation.reference}" in told
+    assert f"reference dropped: {usual.evaluation.reference}" in outcome
 
 
 def test_labels_with_commas_are_one_label() -> None:
-    known = tiny(methods={"a, b": "rollout", "c [d] 'e'": "ixg", "f": "saliency"})
-    assert list(apply_changes(known, Changes(methods=["-a, b"]))[0].methods) == ["c [d] 'e'", "f"]
-    assert list(apply_changes(known, Changes(methods=["c [d] 'e'", "a, b"]))[0].methods) == ["c [d] 'e'", "a, b"]
-    assert apply_changes(known, Changes(methods=["a, b"]))[0].methods == {"a, b": "rollout"}
+    wanted = tiny(methods={"a, b": "rollout", "c [d] 'e'": "ixg", "f": "saliency"})
+    assert list(apply_changes(wanted, Changes(methods=["-a, b"]))[0].methods) == ["c [d] 'e'", "f"]
+    assert list(apply_changes(wanted, Changes(methods=["c [d] 'e'", "a, b"]))[0].methods) == ["c [d] 'e'", "a, b"]
+    assert apply_changes(wanted, Changes(methods=["a, b"]))[0].methods == {"a, b": "rollout"}

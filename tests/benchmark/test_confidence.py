@@ -22,7 +22,7 @@ from vitreous.errors import VitreousError
 
 
 @pytest.fixture(scope="module")
-def chances() -> dict[str, float]:
+def probabilities() -> dict[str, float]:
     """The probability of the true class of some scenes, by the model alone."""
     model = vt.load("world", device="cpu")
     source = BenchmarkRun(tiny(images=6), "nowhere").datasets[0].images.source
@@ -37,35 +37,35 @@ def scenes(least: float | None, images: int = 6) -> DataSpec:
     return DataSpec("world", images=images, split="test", least_confidence=least)
 
 
-def test_pictures_below_it_are_left_out_and_named(tmp_path: Path, chances: dict[str, float]) -> None:
-    least = float(np.mean(sorted(chances.values())[2:4]))  # three of six are below
-    below = {name for name, chance in chances.items() if chance < least}
+def test_pictures_below_it_are_left_out_and_named(tmp_path: Path, probabilities: dict[str, float]) -> None:
+    least = float(np.mean(sorted(probabilities.values())[2:4]))  # three of six are below
+    below = {name for name, chance in probabilities.items() if chance < least}
     assert len(below) == 3
     store = ran(tiny(data=scenes(least)), tmp_path / "run")
-    found = status(store)
-    assert set(found.uncertain) == below
-    assert (found.done, found.unreadable) == (found.total, {})
+    result = status(store)
+    assert set(result.uncertain) == below
+    assert (result.done, result.unreadable) == (result.total, {})
     (part,) = collect(store)
-    assert set(part.table.images) == set(chances) - below
+    assert set(part.table.images) == set(probabilities) - below
     assert set(part.uncertain) == below
     assert part.missing.cells == 0
-    told = command("bench", "status", tmp_path / "run")
-    assert "3 images are left out since the model gives their class too little:" in told.out
+    outcome = command("bench", "status", tmp_path / "run")
+    assert "3 images are left out since the model gives their class too little:" in outcome.out
     name = min(below)
-    assert f"{name}: " in told.out
-    assert f"has {chances[name]:.2g}, less than {least:g}" in told.out
+    assert f"{name}: " in outcome.out
+    assert f"has {probabilities[name]:.2g}, less than {least:g}" in outcome.out
     written = report(tmp_path / "run")
     assert "3 pictures to whose true class the model gives less than" in written.page.read_text()
     rows = list(csv.DictReader((written.folder / "uncertain.csv").read_text().splitlines()))
-    assert {(row["model"], row["image"]) for row in rows} == {("world", each) for each in below}
+    assert {(row["model"], row["image"]) for row in rows} == {("world", item) for item in below}
 
 
-def test_all_or_none_may_be_left_out(tmp_path: Path, chances: dict[str, float]) -> None:
+def test_all_or_none_may_be_left_out(tmp_path: Path, probabilities: dict[str, float]) -> None:
     ran(tiny(data=scenes(1.0, 2)), tmp_path / "none")
     (part,) = collect(Store.open(tmp_path / "none"))
     assert (part.table.images, len(part.uncertain)) == ((), 2)
     assert report(tmp_path / "none").page.exists()
-    ran(tiny(data=scenes(min(chances.values()) / 2, 2)), tmp_path / "all")
+    ran(tiny(data=scenes(min(probabilities.values()) / 2, 2)), tmp_path / "all")
     (part,) = collect(Store.open(tmp_path / "all"))
     assert (len(part.table.images), part.uncertain) == (2, {})
 
@@ -86,12 +86,12 @@ def test_it_needs_true_classes(tmp_path: Path) -> None:
         ran(tiny(data=data), tmp_path / "run")
 
 
-@pytest.mark.parametrize("given", ["0.0", "1.5", "-0.1", '"high"'])
-def test_what_is_no_probability_is_refused(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("arguments", ["0.0", "1.5", "-0.1", '"high"'])
+def test_what_is_no_probability_is_refused(tmp_path: Path, arguments: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         f'schema = "vitreous.protocol/1"\ntitle = "x"\nmodels = [{{label = "m", name = "world"}}]\n'
-        f'[data]\nsource = "world"\nleast_confidence = {given}\n'
+        f'[data]\nsource = "world"\nleast_confidence = {arguments}\n'
         f'[evaluation]\nmetrics = ["gini"]\n[methods]\na = "rollout"\n'
     )
     with pytest.raises(VitreousError, match=r"mine\.toml: data\.least_confidence = "):
@@ -100,6 +100,6 @@ def test_what_is_no_probability_is_refused(tmp_path: Path, given: str) -> None:
 
 def test_the_papers_rule_for_objects_of_coco() -> None:
     for name in ("var-table1", "var-table3"):
-        known = read(name)
-        limits = {each.source: each.least_confidence for each in (known.data, *known.also)}
+        wanted = read(name)
+        limits = {item.source: item.least_confidence for item in (wanted.data, *wanted.also)}
         assert limits == {"quad-imagenet": None, "part-quad-imagenet": None, "coco": 1e-4}

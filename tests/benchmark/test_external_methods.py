@@ -51,26 +51,26 @@ def test_pictures_on_which_it_fails_have_no_map_of_it(folder: Path, tmp_path: Pa
     store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
     assert 0 < len(bad) < 6
-    (found,) = collect(store)
-    (metric,) = found.table.metrics
-    scores = dict(zip(found.table.images, found.table["bad", metric], strict=True))
+    (result,) = collect(store)
+    (metric,) = result.table.metrics
+    scores = dict(zip(result.table.images, result.table["bad", metric], strict=True))
     lost = {name for name, score in scores.items() if np.isnan(score)}
     assert lost == bad
-    assert not np.isnan(found.table["rollout", metric]).any(), "others are as they were"
-    assert found.failed == {"bad": dict.fromkeys(bad, r"ValueError: the corner is red\nand that is bad")}
-    assert found.table.degenerate["bad"]["nonfinite"] == len(bad)
+    assert not np.isnan(result.table["rollout", metric]).any(), "others are as they were"
+    assert result.failed == {"bad": dict.fromkeys(bad, r"ValueError: the corner is red\nand that is bad")}
+    assert result.table.degenerate["bad"]["nonfinite"] == len(bad)
     alone = ran(of_folder(folder, methods={"rollout": "rollout"}, images_per_unit=6), tmp_path / "alone")
     (other,) = collect(alone)
-    assert other.table["rollout", metric].tolist() == pytest.approx(found.table["rollout", metric].tolist())
+    assert other.table["rollout", metric].tolist() == pytest.approx(result.table["rollout", metric].tolist())
 
 
 def test_it_is_said_by_name(folder: Path, tmp_path: Path) -> None:
     store = ran(of_folder(folder, methods=ROWS, images_per_unit=6), tmp_path / "run")
     bad = red_corners(folder)
     assert set(status(store).failed["bad"]) == bad
-    told = command("bench", "status", tmp_path / "run")
-    assert f"{len(bad)} images have no map of bad, which failed on them:" in told.out
-    assert r"ValueError: the corner is red\nand that is bad" in told.out
+    outcome = command("bench", "status", tmp_path / "run")
+    assert f"{len(bad)} images have no map of bad, which failed on them:" in outcome.out
+    assert r"ValueError: the corner is red\nand that is bad" in outcome.out
     page = report(tmp_path / "run").page.read_text()
     assert re.search(rf"<td>bad</td><td>all</td><td>on {len(bad)} pictures, such as {min(bad)}: ValueError: the", page)
 
@@ -87,9 +87,9 @@ def test_maps_of_a_folder_that_are_not_there(folder: Path, tmp_path: Path) -> No
         np.save(maps / f"{number:04d}.npy", np.random.default_rng(number).random((8, 8), dtype=np.float32))
     (maps / "0003.npy").unlink()
     store = ran(of_folder(folder, methods={"stored": str(maps)}, images_per_unit=6), tmp_path / "run")
-    (found,) = collect(store)
-    assert set(found.failed["stored"]) == {"0003.png"}
-    assert "there is no map" in found.failed["stored"]["0003.png"]
+    (result,) = collect(store)
+    assert set(result.failed["stored"]) == {"0003.png"}
+    assert "there is no map" in result.failed["stored"]["0003.png"]
 
 
 # -- labels --------------------------------------------------------------------------------------------------------
@@ -113,17 +113,17 @@ def test_labels_are_one_line_that_can_be_seen(tmp_path: Path, label: str, where:
 def test_a_label_out_of_range_is_named_with_its_picture(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 2)
     (folder / "list.csv").write_text("file,label\n0000.png,3\n0001.png,999\n")
-    known = tiny(data=DataSpec("csv", path=str(folder / "list.csv")), target="label")
+    wanted = tiny(data=DataSpec("csv", path=str(folder / "list.csv")), target="label")
     with pytest.raises(VitreousError, match=r"^0001\.png: class index 999 is outside 0\.\.47"):
-        ran(known, tmp_path / "run")
+        ran(wanted, tmp_path / "run")
 
 
 # -- links ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
-    known = protocol(evaluation=EvaluationSpec(("insertion",)))
-    page = report(a_run(tmp_path, known)).page.read_text()
+    wanted = protocol(evaluation=EvaluationSpec(("insertion",)))
+    page = report(a_run(tmp_path, wanted)).page.read_text()
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert {"m1-scores", "m1-ranks", "settings", "again"} <= set(links)
     assert "m1-metrics" not in links

@@ -75,8 +75,8 @@ def as_nobody(*arguments: Any) -> tuple[int, str]:
         try:
             os.setgid(65534)
             os.setuid(65534)
-            told = command(*arguments)
-            os.write(ends[1], f"{told.code} {told.err}".encode())
+            outcome = command(*arguments)
+            os.write(ends[1], f"{outcome.code} {outcome.err}".encode())
         except BaseException as error:
             os.write(ends[1], f"1 {error!r}".encode())
         finally:
@@ -113,8 +113,8 @@ def test_files_of_another_user_stay(run: Path) -> None:
         shutil.rmtree(folder / "e")
         shutil.rmtree(folder / "own")
         shutil.copytree(run, folder / "run")
-        for each in (folder, *folder.rglob("*")):
-            each.chmod(0o777)
+        for item in (folder, *folder.rglob("*")):
+            item.chmod(0o777)
         file.chmod(0o600)
         (folder / "photos").chmod(0o700)
         content = file.read_bytes()
@@ -138,19 +138,19 @@ def test_pipes_among_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(folder)  # names of sockets are short
     os.mkfifo("0000-pipe.png")
     Path("0001-device.png").symlink_to("/dev/full")
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("0002-socket.png")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("0002-socket.png")
     store = ran(of_folder(folder), tmp_path / "run")
-    found = status(store)
-    assert sorted(found.unreadable) == ["0000-pipe.png", "0001-device.png", "0002-socket.png"]
-    assert [why for why in found.unreadable.values() if "is not a file" not in why] == []
+    result = status(store)
+    assert sorted(result.unreadable) == ["0000-pipe.png", "0001-device.png", "0002-socket.png"]
+    assert [why for why in result.unreadable.values() if "is not a file" not in why] == []
     for way in (
         ["explain", "--model", "world", folder, "--method", "gradient", "--out", tmp_path / "e"],
         ["evaluate", "--model", "world", folder, "--method", "rollout", "--metric", "gini"],
     ):
-        told = command(*way, "--device", "cpu")
-        assert told.code in (0, 2)
-        assert "Traceback" not in told.err
+        outcome = command(*way, "--device", "cpu")
+        assert outcome.code in (0, 2)
+        assert "Traceback" not in outcome.err
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -178,16 +178,18 @@ def test_a_run_of_which_no_picture_can_be_read_is_an_error(tmp_path: Path) -> No
     for number in range(2):
         (folder / f"{number}.png").write_bytes(b"no picture")
     (tmp_path / "tiny.toml").write_text(of_photos(folder).format(steps=2, unit=2))
-    told = command("bench", "run", tmp_path / "tiny.toml", "--out", tmp_path / "run", "--device", "cpu", "--workers", 1)
-    assert told.code == 2
-    assert "none of the 2 pictures of folder can be read" in told.err.replace("\n", " ")
+    outcome = command(
+        "bench", "run", tmp_path / "tiny.toml", "--out", tmp_path / "run", "--device", "cpu", "--workers", 1
+    )
+    assert outcome.code == 2
+    assert "none of the 2 pictures of folder can be read" in outcome.err.replace("\n", " ")
     for way in (
         ["explain", "--model", "world", folder, "--method", "gradient", "--out", tmp_path / "e"],
         ["evaluate", "--model", "world", folder, "--method", "rollout", "--metric", "gini"],
     ):
-        told = command(*way, "--device", "cpu")
-        assert told.code == 2
-        assert told.err.count("error:") == 1
+        outcome = command(*way, "--device", "cpu")
+        assert outcome.code == 2
+        assert outcome.err.count("error:") == 1
 
 
 # -- packed runs -------------------------------------------------------------------------------------------
@@ -232,10 +234,10 @@ def test_a_damaged_unit_is_mended_by_a_packed_run_and_not_packed(run: Path, orig
 def test_files_of_odd_shapes_are_one_line_that_names_them(run: Path, name: str, content: bytes) -> None:
     (run / "failures").mkdir()
     (run / name).write_bytes(content)
-    with pytest.raises(VitreousError, match=Path(name).name) as told:
+    with pytest.raises(VitreousError, match=Path(name).name) as outcome:
         status(Store.open(run))
-    assert len(str(told.value)) < 700
-    assert str(told.value).isprintable()
+    assert len(str(outcome.value)) < 700
+    assert str(outcome.value).isprintable()
 
 
 def test_a_manifest_without_a_protocol_is_one_line(run: Path) -> None:

@@ -149,8 +149,8 @@ def test_what_would_unfold_to_much_more_is_refused_before_it_does(run: Path, tmp
 @pytest.mark.parametrize("shape", [(10**12,), (2**40, 0, 2**40), (-1, 2), (1,) * 90, (10**30, 10**30)])
 def test_the_shape_that_an_array_promises_is_not_believed(run: Path, shape: tuple[int, ...]) -> None:
     file = first_unit(run)
-    arrays, said = unpack_unit(file.read_bytes())
-    repacked(file, arrays, said)
+    arrays, description = unpack_unit(file.read_bytes())
+    repacked(file, arrays, description)
     with zipfile.ZipFile(file) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
@@ -172,29 +172,41 @@ def test_members_that_lie_over_each_other_are_refused(run: Path) -> None:
     tail[8:10] = tail[10:12] = (20).to_bytes(2, "little")
     tail[12:16] = len(entries).to_bytes(4, "little")
     file.write_bytes(content[:start] + entries + bytes(tail))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as outcome:
         warnings.simplefilter("always")
         resume(run)
-    assert any("more than the file" in str(each.message) for each in told)
+    assert any("more than the file" in str(item.message) for item in outcome)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda arrays, said: said.update(seconds="long"), "seconds = 'long': must be a number"),
-        (lambda arrays, said: said.update(images=said["images"][:1]), "does not fit its 1 pictures"),
-        (lambda arrays, said: said.update(unreadable={"x" * 32: "why"}), "its pictures are not those of the unit"),
-        (lambda arrays, said: said["unit"].update(methods=["rollout"]), "other pictures, methods or metrics"),
-        (lambda arrays, said: arrays.pop("maps/0"), "it lacks maps/0"),
-        (lambda arrays, said: arrays.update({"rows/0/given": arrays["rows/0/given"] + 9}), "maps that are not there"),
-        (lambda arrays, said: arrays.update({"maps/0": np.array(["text"])}), "holds no numbers"),
+        (lambda arrays, description: description.update(seconds="long"), "seconds = 'long': must be a number"),
+        (
+            lambda arrays, description: description.update(images=description["images"][:1]),
+            "does not fit its 1 pictures",
+        ),
+        (
+            lambda arrays, description: description.update(unreadable={"x" * 32: "why"}),
+            "its pictures are not those of the unit",
+        ),
+        (
+            lambda arrays, description: description["unit"].update(methods=["rollout"]),
+            "other pictures, methods or metrics",
+        ),
+        (lambda arrays, description: arrays.pop("maps/0"), "it lacks maps/0"),
+        (
+            lambda arrays, description: arrays.update({"rows/0/given": arrays["rows/0/given"] + 9}),
+            "maps that are not there",
+        ),
+        (lambda arrays, description: arrays.update({"maps/0": np.array(["text"])}), "holds no numbers"),
     ],
 )
 def test_a_unit_must_be_what_was_planned(run: Path, original: Path, change: Any, reason: str) -> None:
     file = first_unit(run)
-    arrays, said = unpack_unit(file.read_bytes())
-    change(arrays, said)
-    repacked(file, arrays, said)
+    arrays, description = unpack_unit(file.read_bytes())
+    change(arrays, description)
+    repacked(file, arrays, description)
     with pytest.warns(VitreousWarning, match=reason):
         resume(run)
     assert_same(run, original)
@@ -255,9 +267,9 @@ def test_a_run_goes_on_with_code_that_the_command_names(tmp_path: Path, trap: st
     start = ["bench", "run", tmp_path / "tiny.toml", "--out", tmp_path / "run", "--device", "cpu", "--workers", 1, "-q"]
     assert command(*start, "--method", f"+{trap}").code == 0
     assert imported()
-    told = command(*start)
-    assert told.code == 2
-    assert f"--method '+{trap}'" in told.err.replace("\n", " ")
+    outcome = command(*start)
+    assert outcome.code == 2
+    assert f"--method '+{trap}'" in outcome.err.replace("\n", " ")
     assert command(*start, "--method", f"+{trap}").code == 0
     assert command(*start, f"--method=-{trap}").code == 0
     assert command(*start).code == 0
@@ -302,7 +314,7 @@ def test_labels_that_nothing_has_are_refused(
     cell = '[[published]]\nmetric = "deletion(steps=2)"\nmodel = "world"\nmethod = "saliency"\nvalue = 1.0\n'
     (tmp_path / "tiny.toml").write_text(TOML.format(images=2, steps=2, unit=2) + cell)
     start = ["bench", "run"] if word == "run" else ["reproduce"]
-    told = command(*start, tmp_path / "tiny.toml", "--out", tmp_path / "run", option, value.format(tmp=tmp_path))
-    assert told.code == 2
-    assert complaint in told.err.replace("\n", " ")
+    outcome = command(*start, tmp_path / "tiny.toml", "--out", tmp_path / "run", option, value.format(tmp=tmp_path))
+    assert outcome.code == 2
+    assert complaint in outcome.err.replace("\n", " ")
     assert not (tmp_path / "run").exists()

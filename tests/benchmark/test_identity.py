@@ -37,11 +37,11 @@ from vitreous.errors import VitreousError, VitreousWarning
 
 @pytest.fixture
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIns]:
-    made = PlugIns(tmp_path / "code", monkeypatch)
-    made.write(mine=METHOD.format(package=""), helpers=HELPERS, measure=METRIC)
-    made.load("mine", "measure")
-    yield made
-    made.forget()
+    created = PlugIns(tmp_path / "code", monkeypatch)
+    created.write(mine=METHOD.format(package=""), helpers=HELPERS, measure=METRIC)
+    created.load("mine", "measure")
+    yield created
+    created.forget()
 
 
 @pytest.fixture
@@ -67,22 +67,24 @@ def twice_the_heads(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [twice_the_heads, through_data, eps, hook, other_method])
 def test_a_run_is_not_resumed_with_another_model(
-    whole: Path, tmp_path: Path, changed_model: Any, change: Callable[[Any], None]
+    complete: Path, tmp_path: Path, changed_model: Any, change: Callable[[Any], None]
 ) -> None:
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in complete.rglob("*") if path.is_file()}
     changed_model(change)
     with pytest.raises(VitreousError, match=r"^world has other .* than this run was begun with; choose another place"):
-        bench(tiny(), whole)
-    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
+        bench(tiny(), complete)
+    assert {path: path.read_bytes() for path in complete.rglob("*") if path.is_file()} == before
 
 
 def test_a_worker_refuses_another_model_than_was_planned(tmp_path: Path, changed_model: Any) -> None:
     bench(tiny(), tmp_path / "run")
     changed_model(twice_the_heads)
-    made = BenchmarkRun(tiny(), tmp_path / "run", Options(device="cpu"))  # another process, which loads the model anew
+    created = BenchmarkRun(
+        tiny(), tmp_path / "run", Options(device="cpu")
+    )  # another process, which loads the model anew
     with pytest.raises(VitreousError, match=r"^world has other structure or settings than .*; give every worker"):
-        made.work()
-    assert not made.store.finished()
+        created.work()
+    assert not created.store.finished()
 
 
 def test_a_model_whose_hook_changed_is_computed_again(tmp_path: Path, changed_model: Any) -> None:
@@ -100,11 +102,11 @@ def models(*specs: ModelSpec, **more: Any) -> Any:
 
 def test_models_of_equal_weights_and_other_preprocessing_have_their_own_numbers(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 2, 80)
-    plain, other = ModelSpec("plain", "world"), ModelSpec("squashed", "world", mean=(0.2, 0.2, 0.2), crop="squash")
+    simple, other = ModelSpec("plain", "world"), ModelSpec("squashed", "world", mean=(0.2, 0.2, 0.2), crop="squash")
     data = DataSpec("folder", path=str(folder))
-    ran(models(plain, other, data=data), tmp_path / "both")
-    both = {found.config.label: found.table for found in collect(Store(tmp_path / "both"))}
-    for spec in (plain, other):
+    ran(models(simple, other, data=data), tmp_path / "both")
+    both = {result.config.label: result.table for result in collect(Store(tmp_path / "both"))}
+    for spec in (simple, other):
         ran(models(spec, data=data), tmp_path / spec.label)
         (alone,) = collect(Store(tmp_path / spec.label))
         for method in ("raw_attention", "rollout"):
@@ -151,16 +153,16 @@ def test_units_follow_from_the_contents_of_data(plug_ins: PlugIns, tmp_path: Pat
 
 def test_units_follow_from_methods_and_metrics_and_not_from_their_order(plug_ins: PlugIns, tmp_path: Path) -> None:
     def ids(name: str, methods: Any = ("mine", "rollout"), metrics: Any = ("mean_value",), **more: Any) -> set[str]:
-        made = bench(tiny(methods=methods, metrics=metrics, **more), tmp_path / name)
-        return {unit.id for unit in made.store.plans()[0].units}
+        created = bench(tiny(methods=methods, metrics=metrics, **more), tmp_path / name)
+        return {unit.id for unit in created.store.plans()[0].units}
 
     first = ids("first")
     assert ids("order", ("rollout", "mine")) == first
     (tmp_path / "moved").mkdir()
     assert ids("moved/first") == first
     baseline = photos(tmp_path / "baselines", 1)
-    spelled = f"gradient_shap(samples=2, background='{baseline}')"
-    shap = ids("baseline", (spelled,))
+    formatted = f"gradient_shap(samples=2, background='{baseline}')"
+    shap = ids("baseline", (formatted,))
     assert ids("parameter", ("mine(power=2)", "rollout")) != first
     assert ids("metric", metrics=("gini",)) != first
     assert ids("value", output="prob") != first
@@ -178,7 +180,7 @@ def test_units_follow_from_methods_and_metrics_and_not_from_their_order(plug_ins
         assert ids(f"back {name}") == first
     photos(tmp_path / "other", 2)
     (baseline / "0000.png").write_bytes((tmp_path / "other" / "0001.png").read_bytes())
-    assert ids("other baseline", (spelled,)) != shap
+    assert ids("other baseline", (formatted,)) != shap
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -207,17 +209,17 @@ def test_explain_does_not_take_the_results_of_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]
 ) -> None:
     folder, out = photos(tmp_path / "photos", 2), tmp_path / "out"
-    given = ("explain", folder, *MODEL, "--method", "gradient", "--target", 3, "--out", out, "--resume")
-    assert run(*given).code == 0
+    arguments = ("explain", folder, *MODEL, "--method", "gradient", "--target", 3, "--out", out, "--resume")
+    assert run(*arguments).code == 0
     before = maps(out)
-    assert "2 left out" in run(*given).out
+    assert "2 left out" in run(*arguments).out
     with monkeypatch.context() as patched:
         fused(patched, change)
-        told = run(*given)
-    assert (told.code, "left out" in told.out) == (0, False)
+        outcome = run(*arguments)
+    assert (outcome.code, "left out" in outcome.out) == (0, False)
     assert {path: content for path, content in maps(out).items() if path in before} == before
     assert len(maps(out)) == 4
-    assert "2 left out" in run(*given).out
+    assert "2 left out" in run(*arguments).out
 
 
 PROTOCOL = """
@@ -248,14 +250,14 @@ columns = ["metrics"]
 def test_bench_refuses_another_model_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = tmp_path / "tiny.toml", tmp_path / "run"
     file.write_text(PROTOCOL.format(more=""))
-    given = ("bench", "run", file, "--out", out, "--device", "cpu")
-    assert run(*given).code == 0
+    arguments = ("bench", "run", file, "--out", out, "--device", "cpu")
+    assert run(*arguments).code == 0
     file.write_text(PROTOCOL.format(more="mean = [0.2, 0.2, 0.2]"))
-    told = run(*given)
-    assert told.code == 2, told.err
-    assert told.err.strip().endswith("choose another place for the new ones")
-    assert "net has other preprocessing than this run was begun with" in told.err
-    assert "Traceback" not in told.err
+    outcome = run(*arguments)
+    assert outcome.code == 2, outcome.err
+    assert outcome.err.strip().endswith("choose another place for the new ones")
+    assert "net has other preprocessing than this run was begun with" in outcome.err
+    assert "Traceback" not in outcome.err
 
 
 def test_runs_of_earlier_versions_are_refused_with_the_reason() -> None:

@@ -23,8 +23,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    kept = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".vitreous-")]
-    return {each.relative_to(folder).as_posix(): each.read_bytes() for each in kept}
+    remaining = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".vitreous-")]
+    return {item.relative_to(folder).as_posix(): item.read_bytes() for item in remaining}
 
 
 def test_all_of_it_comes_out_again_and_goes_on(done: Path, tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_nothing_else_gets_in(name: str, done: Path, tmp_path: Path) -> None:
 
 def test_what_is_damaged_is_refused(done: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.zip"
-    for content, told in ((b"", "cannot be unpacked"), (b"PK" + bytes(50), "cannot be unpacked")):
+    for content, outcome in ((b"", "cannot be unpacked"), (b"PK" + bytes(50), "cannot be unpacked")):
         file.write_bytes(content)
-        with pytest.raises(VitreousError, match=told):
+        with pytest.raises(VitreousError, match=outcome):
             unpack(file, tmp_path / "there")
     with pytest.raises(VitreousError, match="cannot be unpacked"):
         unpack(tmp_path / "nowhere.zip", tmp_path / "there")

@@ -35,21 +35,21 @@ def folder(tmp_path: Path) -> Path:
 def test_a_run_records_and_draws_a_librarys_transform(folder: Path, tmp_path: Path) -> None:
     pictures = photos(tmp_path / "photos", 2, side=60)
     protocol = of_folder(pictures, name=f"hf/{folder}", metrics=("insertion",))
-    made = bench(protocol, tmp_path / "run")
-    made.work()
-    how = vt.load(f"hf/{folder}").preprocess
-    (scores,) = collect(made.store, {part.protocol.data.label: part.images for part in made.datasets})
+    created = bench(protocol, tmp_path / "run")
+    created.work()
+    mode = vt.load(f"hf/{folder}").preprocess
+    (scores,) = collect(created.store, {part.protocol.data.label: part.images for part in created.datasets})
     setting = scores.config
     assert setting.preprocess["mode"] == "squash"
-    assert isinstance(how, Transform) == ("digest" in setting.preprocess)
-    known = {setting.data: made.datasets[0].images}
+    assert isinstance(mode, Transform) == ("digest" in setting.preprocess)
+    wanted = {setting.data: created.datasets[0].images}
     for digest in scores.digests:
-        photo = made.datasets[0].images.entry(digest).open()
-        expected = np.asarray(how.resize_and_crop(photo)[0]).astype(int)
-        drawn = np.asarray(ImageSource(known).image(setting, digest)).astype(int)
-        assert np.abs(drawn - expected).max() <= 3  # without the model: the same crop, colours rounded otherwise
+        photo = created.datasets[0].images.entry(digest).open()
+        expected = np.asarray(mode.resize_and_crop(photo)[0]).astype(int)
+        rendered = np.asarray(ImageSource(wanted).image(setting, digest)).astype(int)
+        assert np.abs(rendered - expected).max() <= 3  # without the model: the same crop, colours rounded otherwise
         own = replace(setting, preprocess={**setting.preprocess, "mode": "own"})
-        exact = ImageSource(known, lambda _: vt.load(f"hf/{folder}")).image(own, digest)
+        exact = ImageSource(wanted, lambda _: vt.load(f"hf/{folder}")).image(own, digest)
         assert np.array_equal(np.asarray(exact), expected)
     assert "Best and worst pictures" in report(tmp_path / "run").page.read_text()
 
@@ -59,10 +59,10 @@ def test_a_protocols_own_numbers_are_data(folder: Path, tmp_path: Path) -> None:
     pictures = photos(tmp_path / "photos", 1)
     protocol = of_folder(pictures, name=f"hf/{folder}")
     spec = ModelSpec("vit", f"hf/{folder}", resize=40, crop="center", interpolation="bicubic")
-    made = bench(replace(protocol, models=(spec,)), tmp_path / "run")
-    found = made._load(spec).preprocess
-    assert found == vt.Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.8, "center")
-    plain = ModelSpec("vit", f"hf/{folder}", size=32)
-    assert made._load(plain).preprocess == vt.load(f"hf/{folder}").preprocess
+    created = bench(replace(protocol, models=(spec,)), tmp_path / "run")
+    result = created._load(spec).preprocess
+    assert result == vt.Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, "bicubic", 0.8, "center")
+    module = ModelSpec("vit", f"hf/{folder}", size=32)
+    assert created._load(module).preprocess == vt.load(f"hf/{folder}").preprocess
     photo = Image.new("RGB", (50, 40))
-    assert found.resize_and_crop(photo)[1] == pytest.approx((9, 4, 41, 36))
+    assert result.resize_and_crop(photo)[1] == pytest.approx((9, 4, 41, 36))

@@ -40,11 +40,11 @@ def cluster(code: Path) -> Iterator[Any]:
 
     usual = services.get_node
 
-    def get_node(*given: Any) -> Any:
+    def get_node(*arguments: Any) -> Any:
         until = time.monotonic() + LATE
         while True:
             try:
-                return usual(*given)
+                return usual(*arguments)
             except RuntimeError:
                 if time.monotonic() > until:
                     raise
@@ -52,19 +52,19 @@ def cluster(code: Path) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(services, "get_node", get_node)
-        made = Cluster(initialize_head=False)
+        created = Cluster(initialize_head=False)
         try:
-            add_node(made, num_cpus=0, include_dashboard=False)
-            ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-            yield made
+            add_node(created, num_cpus=0, include_dashboard=False)
+            ray.init(address=created.address, log_to_driver=False, logging_level="ERROR")
+            yield created
         finally:
             ray.shutdown()
-            made.shutdown()
+            created.shutdown()
 
 
-def add_node(cluster: Any, **given: Any) -> Any:
+def add_node(cluster: Any, **arguments: Any) -> Any:
     """Add a node and wait for it, however late it is."""
-    node = cluster.add_node(wait=False, **given)
+    node = cluster.add_node(wait=False, **arguments)
     cluster._wait_for_node(node, timeout=LATE)
     return node
 
@@ -79,17 +79,17 @@ def need_nodes(cluster: Any, count: int = 1) -> None:
 
 
 def test_a_cluster_without_room_is_said_and_given_up(cluster: Any, tmp_path: Path) -> None:
-    made = bench(tiny(images=2), tmp_path / "run")
+    created = bench(tiny(images=2), tmp_path / "run")
     assert ray.cluster_resources().get("CPU", 0) == 0
     missing = "waiting for a CPU: the cluster has 0, of which 0 are free"
     with (
         pytest.warns(VitreousWarning, match=f"^{missing}$"),
         pytest.raises(VitreousError, match=f"^no worker of the Ray cluster was ready for . s, {missing}; what is fin"),
     ):
-        run_engine(made, "ray", wait=2)
-    made.work()  # nothing is held afterwards
-    assert made.counts() == (2, 2)
-    run_engine(made, "ray", wait=0)  # nothing is left, nobody is waited for
+        run_engine(created, "ray", wait=2)
+    created.work()  # nothing is held afterwards
+    assert created.counts() == (2, 2)
+    run_engine(created, "ray", wait=0)  # nothing is left, nobody is waited for
 
 
 @pytest.mark.slow
@@ -97,21 +97,21 @@ def test_a_run_waits_for_a_node_that_joins(cluster: Any, tmp_path: Path) -> None
     def join(done: float, total: int | None) -> None:
         need_nodes(cluster)
 
-    made = bench(tiny(images=2), tmp_path / "run")
+    created = bench(tiny(images=2), tmp_path / "run")
     assert ray.cluster_resources().get("CPU", 0) == 0  # the head has no room for anybody
-    run_engine(made, "ray", progress=join, wait=LATE)
-    assert made.counts() == (2, 2)
-    assert made.store.failures() == {}
+    run_engine(created, "ray", progress=join, wait=LATE)
+    assert created.counts() == (2, 2)
+    assert created.store.failures() == {}
 
 
 def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_nodes(cluster, 2)
     node = next(iter(cluster.worker_nodes))
-    told, there, lost = rays._RayDriver._hand_out, set[str](), list[str]()
+    outcome, there, lost = rays._RayDriver._hand_out, set[str](), list[str]()
 
     def kill(self: Any) -> None:
         """Kill the second node as soon as units are on their way on both."""
-        told(self)
+        outcome(self)
         there.update(flight.node for flight in self.flights.values())
         mine = [flight.job.unit.id for flight in self.flights.values() if flight.node == node.node_id]
         if not lost and len(there) == 2 and mine:
@@ -120,16 +120,16 @@ def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(rays._RayDriver, "_hand_out", kill)
     protocol = tiny(images=16, metrics=("deletion(steps=4)",))
-    made, seen = bench(protocol, tmp_path / "ray"), []
-    run_engine(made, "ray", progress=lambda done, total: seen.append((done, total)), wait=LATE)
+    created, seen = bench(protocol, tmp_path / "ray"), []
+    run_engine(created, "ray", progress=lambda done, total: seen.append((done, total)), wait=LATE)
     assert lost
-    assert made.counts() == (16, 16)
+    assert created.counts() == (16, 16)
     assert seen[0] == (0, 16)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    found = status(made.store)
-    assert set(lost) <= found.failures.keys()
+    result = status(created.store)
+    assert set(lost) <= result.failures.keys()
     for unit in lost:
-        (why,) = made.store.info(unit)["retried"]
+        (why,) = created.store.info(unit)["retried"]
         assert why.startswith(f"lost with its worker on node {node.node_id[:12]}: Actor")
     ran(protocol, tmp_path / "local")
     assert_same(tmp_path / "ray", tmp_path / "local")
@@ -137,12 +137,12 @@ def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypat
 
 def test_what_an_actor_refuses_is_told(cluster: Any, tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 2)
-    made = bench(of_folder(folder), tmp_path / "run")
+    created = bench(of_folder(folder), tmp_path / "run")
     (folder / "0001.png").write_bytes((folder / "0000.png").read_bytes())
     need_nodes(cluster)
     with pytest.raises(VitreousError, match=r"^0001\.png of folder has changed"):
-        run_engine(made, "ray", workers=1, wait=LATE)
-    with made.store.claim(made.store.plans()[0].units[0].id) as mine:
+        run_engine(created, "ray", workers=1, wait=LATE)
+    with created.store.claim(created.store.plans()[0].units[0].id) as mine:
         assert mine  # nothing is held afterwards
 
 
@@ -150,11 +150,11 @@ def test_a_worker_with_other_code_refuses(cluster: Any, tmp_path: Path, code: Pa
     need_nodes(cluster)
     text = "def explain(model, inputs, classes):\n    return inputs.sum(dim=1)\n"
     (code / "explainers_of_a_cluster.py").write_text(text)
-    made = bench(tiny(images=2, methods=("explainers_of_a_cluster:explain",)), tmp_path / "run")
+    created = bench(tiny(images=2, methods=("explainers_of_a_cluster:explain",)), tmp_path / "run")
     (code / "explainers_of_a_cluster.py").write_text(text.replace("inputs.sum", "-inputs.sum"))
     with pytest.raises(VitreousError, match=r"^explainers_of_a_cluster:explain is not what this run was planned with"):
-        run_engine(made, "ray", workers=1, wait=LATE)
-    assert made.counts() == (0, 2)
+        run_engine(created, "ray", workers=1, wait=LATE)
+    assert created.counts() == (0, 2)
 
 
 def test_workers_that_find_no_place_are_given_up(cluster: Any, tmp_path: Path) -> None:
@@ -167,11 +167,11 @@ def test_workers_that_find_no_place_are_given_up(cluster: Any, tmp_path: Path) -
     room = int(ray.cluster_resources()["CPU"])
     others = [Other.options(num_cpus=1).remote() for _ in range(room)]
     assert all(ray.get([other.ready.remote() for other in others], timeout=LATE))
-    made = bench(tiny(images=2), tmp_path / "run")
+    created = bench(tiny(images=2), tmp_path / "run")
     missing = f"waiting for a worker to start on a CPU: the cluster has {room}, of which 0 are free beside it"
     try:
         with pytest.warns(VitreousWarning, match=missing), pytest.raises(VitreousError, match=missing):
-            run_engine(made, "ray", wait=2)
+            run_engine(created, "ray", wait=2)
     finally:
         for other in others:
             ray.kill(other)
@@ -183,16 +183,16 @@ def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: 
             cluster.remove_node(node, allow_graceful=False)
 
     protocol = tiny(images=16, metrics=("deletion(steps=4)",))
-    made = bench(protocol, tmp_path / "ray")
+    created = bench(protocol, tmp_path / "ray")
     need_nodes(cluster)
     with (
         pytest.warns(VitreousWarning, match="^waiting for a"),
         pytest.raises(VitreousError, match=r"^no worker of the Ray cluster was ready .* and the same command goes on$"),
     ):
-        run_engine(made, "ray", progress=lose, wait=20)
+        run_engine(created, "ray", progress=lose, wait=20)
     done = arrays(tmp_path / "ray").keys()
     assert 0 < len(done) < 16
-    made.work()
+    created.work()
     ran(protocol, tmp_path / "local")
     assert_same(tmp_path / "ray", tmp_path / "local")
 
@@ -201,7 +201,7 @@ def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: 
 def test_a_cluster_that_does_not_start_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def init(**given: Any) -> None:
+    def init(**arguments: Any) -> None:
         raise error
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -211,11 +211,11 @@ def test_a_cluster_that_does_not_start_is_one_line(
 
 
 def test_what_to_wait_must_be_a_time_and_is_of_ray(tmp_path: Path) -> None:
-    made = bench(tiny(images=2), tmp_path / "run")
+    created = bench(tiny(images=2), tmp_path / "run")
     with pytest.raises(VitreousError, match=r"wait=nan must be at least 0"):
-        run_engine(made, "ray", wait=float("nan"))
+        run_engine(created, "ray", wait=float("nan"))
     with pytest.raises(VitreousError, match=r"wait=5 belongs to the engine ray"):
-        run_engine(made, "local", wait=5)
+        run_engine(created, "local", wait=5)
 
 
 def test_without_ray_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

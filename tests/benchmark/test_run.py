@@ -40,8 +40,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ],
     ids=["method", "metric", "pictures", "seed"],
 )
-def test_extending_adds_units_and_changes_none(whole: Path, tmp_path: Path, more: Any, planned: int) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_extending_adds_units_and_changes_none(complete: Path, tmp_path: Path, more: Any, planned: int) -> None:
+    out = copied(complete, tmp_path / "run")
     before = {file.name: file.read_bytes() for file in (out / "units").glob("*.npz")}
     first = (out / "plans" / "0001.json").read_bytes()
     store = ran(tiny(**more), out)
@@ -54,15 +54,15 @@ def test_extending_adds_units_and_changes_none(whole: Path, tmp_path: Path, more
     assert_close(out, tmp_path / "fresh")
 
 
-def test_the_same_again_plans_nothing(whole: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_the_same_again_plans_nothing(complete: Path, tmp_path: Path) -> None:
+    out = copied(complete, tmp_path / "run")
     store = bench(tiny(), out).store
     assert len(store.plans()) == 1
     assert bench(tiny(images=2), out).counts() == (4, 4)  # fewer pictures are part of what is there
 
 
-def test_a_row_under_another_label_is_the_same_row(whole: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_a_row_under_another_label_is_the_same_row(complete: Path, tmp_path: Path) -> None:
+    out = copied(complete, tmp_path / "run")
     renamed = {"Attention": "raw_attention", "Rollout": "rollout"}
     assert bench(tiny(methods=renamed), out).counts() == (4, 4)
     store = ran(tiny(methods=renamed, metrics=(*METRICS, "gini")), out)  # scores old maps under new labels
@@ -75,14 +75,14 @@ def test_ids_know_nothing_of_places_and_names_of_models(tmp_path: Path) -> None:
     assert [unit.id for unit in one.plans()[0].units] == [unit.id for unit in other.plans()[0].units]
 
 
-def test_recorded_threads_and_sizes_stay(whole: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "run")
-    made = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory_gb=1.0))
-    made.prepare()
-    first, second = (plan.configs[0] for plan in made.store.plans())
+def test_recorded_threads_and_sizes_stay(complete: Path, tmp_path: Path) -> None:
+    out = copied(complete, tmp_path / "run")
+    created = BenchmarkRun(tiny(images=6), out, Options(device="cpu", threads=2, memory_gb=1.0))
+    created.prepare()
+    first, second = (plan.configs[0] for plan in created.store.plans())
     assert (second.threads, second.batch_sizes) == (1, first.batch_sizes)
-    made.work()
-    (new,) = {made.store.info(unit.id)["threads"] for unit in made.store.plans()[1].units}
+    created.work()
+    (new,) = {created.store.info(unit.id)["threads"] for unit in created.store.plans()[1].units}
     assert new == 1
 
 
@@ -94,7 +94,7 @@ class Stopped(BaseException):
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_resumed_equals_uninterrupted(whole: Path, tmp_path: Path, after: int) -> None:
+def test_resumed_equals_uninterrupted(complete: Path, tmp_path: Path, after: int) -> None:
     def stop(done: float, total: int | None) -> None:
         if done == after:
             raise Stopped
@@ -104,7 +104,7 @@ def test_resumed_equals_uninterrupted(whole: Path, tmp_path: Path, after: int) -
         bench(tiny(), out).work(progress=stop)
     assert len(Store(out).finished()) == after
     ran(tiny(), out)
-    assert_same(out, whole)
+    assert_same(out, complete)
     assert len(Store(out).plans()) == 1
 
 
@@ -118,47 +118,47 @@ made.work(on_begin=lambda unit: print(unit, flush=True))
 """
 
 
-def test_two_processes_on_one_folder(whole: Path, tmp_path: Path) -> None:
+def test_two_processes_on_one_folder(complete: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     script = textwrap.dedent(_PROCESS).format(path=[str(Path(__file__).parent.parent / "support")], out=str(out))
     both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [each.communicate(timeout=240)[0].split() for each in both]
-    assert [each.returncode for each in both] == [0, 0]
-    assert len(told[0]) + len(told[1]) == len({*told[0], *told[1]}) == 4
+    outcome = [item.communicate(timeout=240)[0].split() for item in both]
+    assert [item.returncode for item in both] == [0, 0]
+    assert len(outcome[0]) + len(outcome[1]) == len({*outcome[0], *outcome[1]}) == 4
     assert len(Store(out).plans()) == 1
-    assert_same(out, whole)
+    assert_same(out, complete)
 
 
 def test_a_unit_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
-    made = bench(tiny(), tmp_path / "run")
-    held = made.store.plans()[0].units[0]
-    with made.store.claim(held.id) as mine:
+    created = bench(tiny(), tmp_path / "run")
+    held = created.store.plans()[0].units[0]
+    with created.store.claim(held.id) as mine:
         assert mine
-        made.work()
-    assert len(made.store.finished()) == 2  # not the maps that are held, and not their scores
-    made.work()
-    assert made.counts() == (4, 4)
+        created.work()
+    assert len(created.store.finished()) == 2  # not the maps that are held, and not their scores
+    created.work()
+    assert created.counts() == (4, 4)
 
 
 def test_shards_share_everything_and_stay_as_they_are(tmp_path: Path) -> None:
-    def of(made: BenchmarkRun) -> list[set[tuple[str, ...]]]:
-        return [{unit.images for _, unit in made.open_units((number, 3))} for number in range(3)]
+    def of(created: BenchmarkRun) -> list[set[tuple[str, ...]]]:
+        return [{unit.images for _, unit in created.open_units((number, 3))} for number in range(3)]
 
     protocol = tiny(images=12, metrics=("gini",))
-    made = bench(protocol, tmp_path / "run")
-    before = of(made)
-    assert [len(each) for each in before] == [2, 2, 2]
+    created = bench(protocol, tmp_path / "run")
+    before = of(created)
+    assert [len(item) for item in before] == [2, 2, 2]
     assert len(set().union(*before)) == 6
 
     def stop(done: float, total: int | None) -> None:
         raise Stopped
 
     with pytest.raises(Stopped):
-        made.work((1, 3), stop)  # maps of one group are there now, and not their scores
-    assert of(made) == before
+        created.work((1, 3), stop)  # maps of one group are there now, and not their scores
+    assert of(created) == before
     for number in range(3):
-        made.work((number, 3))
-    assert made.counts() == (12, 12)
+        created.work((number, 3))
+    assert created.counts() == (12, 12)
     ran(protocol, tmp_path / "alone")
     assert_same(tmp_path / "run", tmp_path / "alone")
 
@@ -167,8 +167,8 @@ def test_shards_share_everything_and_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "garbage", "flipped"])
-def test_damaged_files_are_made_again(whole: Path, tmp_path: Path, damage: str) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_damaged_files_are_made_again(complete: Path, tmp_path: Path, damage: str) -> None:
+    out = copied(complete, tmp_path / "run")
     for unit in Store(out).plans()[0].units[:2]:  # maps and scores
         file = out / "units" / f"{unit.id}.npz"
         content = bytearray(file.read_bytes())
@@ -178,11 +178,11 @@ def test_damaged_files_are_made_again(whole: Path, tmp_path: Path, damage: str) 
             content = {"empty": b"", "truncated": content[: len(content) // 2], "garbage": b"PK" + b"\0" * 99}[damage]
         file.write_bytes(content)
     ran(tiny(), out)
-    assert_same(out, whole)
+    assert_same(out, complete)
 
 
 def test_a_full_disk_stops_in_one_line_and_goes_on_later(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, written = writing._open, []
 
@@ -202,21 +202,21 @@ def test_a_full_disk_stops_in_one_line_and_goes_on_later(
         file = opened(path)
         return Full(file) if len(written) > 4 else file
 
-    made = bench(tiny(), tmp_path / "run")
+    created = bench(tiny(), tmp_path / "run")
     written.clear()
     written += [Path()] * 2  # two units fit
     monkeypatch.setattr(writing, "_open", fills_up)
     with pytest.raises(VitreousError, match=r"could not write .*npz: No space left on device$"):
-        made.work()
+        created.work()
     monkeypatch.undo()
-    assert len(made.store.finished()) == 2
+    assert len(created.store.finished()) == 2
     assert not list((tmp_path / "run" / "units").glob(".vitreous-*"))
     ran(tiny(), tmp_path / "run")
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", complete)
 
 
-def test_other_weights_under_the_same_label_are_refused(whole: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_other_weights_under_the_same_label_are_refused(complete: Path, tmp_path: Path) -> None:
+    out = copied(complete, tmp_path / "run")
     before = (out / "run.json").read_bytes()
     with pytest.raises(VitreousError, match=r"^world has other weights than this run was begun with"):
         bench(tiny(name="world-shortcut"), out)
@@ -225,11 +225,11 @@ def test_other_weights_under_the_same_label_are_refused(whole: Path, tmp_path: P
 
 def test_changed_pictures_are_refused_by_name(tmp_path: Path) -> None:
     folder, out = photos(tmp_path / "photos", 3), tmp_path / "run"
-    made = bench(of_folder(folder), out)
+    created = bench(of_folder(folder), out)
     good = (folder / "0001.png").read_bytes()
     (folder / "0001.png").write_bytes((folder / "0000.png").read_bytes())
     with pytest.raises(VitreousError, match=r"^0001\.png of folder has changed"):
-        made.work()  # it was planned with the other one
+        created.work()  # it was planned with the other one
     with pytest.raises(VitreousError, match=r"^0001\.png of folder has changed"):
         bench(of_folder(folder), out)
     (folder / "0001.png").unlink()
@@ -251,9 +251,9 @@ def test_a_report_without_pictures_has_the_rows_of_one_with_them(tmp_path: Path)
     (folder / "0001.png").unlink()
     (folder / "0002.png").rename(folder / "renamed.png")
     store = ran(of_folder(folder, metrics=("gini",)), out)
-    (found,) = collect(store)
-    assert found.table.images == ("0000.png", "0003.png", "0005.png", "renamed.png")
-    assert found.missing.cells == 0
+    (result,) = collect(store)
+    assert result.table.images == ("0000.png", "0003.png", "0005.png", "renamed.png")
+    assert result.missing.cells == 0
 
 
 def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,11 +274,11 @@ def test_out_of_memory_halves_and_is_a_new_revision(tmp_path: Path, monkeypatch:
     assert plans[-1].configs[0].evaluation.attribution_batch <= most
     assert plans[-1].configs[0].evaluation.forward_batch <= most
     for unit in store.finished():  # each was run as its plan says, from the beginning
-        said = store.info(unit)
-        setting = plans[said["revision"] - 1].configs[said["unit"]["config"]]
+        description = store.info(unit)
+        setting = plans[description["revision"] - 1].configs[description["unit"]["config"]]
         sizes = setting.batch_sizes
-        assert said["attribution_batch"] == sizes["attribution_batch"]
-        assert said.get("forward_batch", sizes["forward_batch"]) == sizes["forward_batch"]
+        assert description["attribution_batch"] == sizes["attribution_batch"]
+        assert description.get("forward_batch", sizes["forward_batch"]) == sizes["forward_batch"]
     assert status(store).revisions == {plan.revision: plan.why for plan in plans}
     assert status(store).done == status(store).total == 4
     ran(tiny(images=8, images_per_unit=4), tmp_path / "roomy")
@@ -301,15 +301,15 @@ def test_unreadable_pictures_are_listed_and_left_out(tmp_path: Path, count: int,
     folder = photos(tmp_path / "photos", count)
     bad = _corrupt(folder, every)
     store = ran(of_folder(folder, images_per_unit=unit, methods=("raw_attention",)), tmp_path / "run")
-    found = status(store)
-    assert sorted(found.unreadable) == bad
-    assert found.done == found.total
-    assert all(found.unreadable.values())
-    told = command("bench", "status", tmp_path / "run")
-    assert f"{len(bad)} images cannot be read" in told.out
-    assert bad[0] in told.out
-    judged = [store.info(unit.id) for unit in store.plans()[0].units if unit.is_scoring]
-    assert sum(len(info["images"]) for info in judged) == count - len(bad)
+    result = status(store)
+    assert sorted(result.unreadable) == bad
+    assert result.done == result.total
+    assert all(result.unreadable.values())
+    outcome = command("bench", "status", tmp_path / "run")
+    assert f"{len(bad)} images cannot be read" in outcome.out
+    assert bad[0] in outcome.out
+    scored = [store.info(unit.id) for unit in store.plans()[0].units if unit.is_scoring]
+    assert sum(len(info["images"]) for info in scored) == count - len(bad)
 
 
 def test_a_unit_in_which_nothing_can_be_read(tmp_path: Path) -> None:
@@ -318,7 +318,9 @@ def test_a_unit_in_which_nothing_can_be_read(tmp_path: Path) -> None:
     assert sorted(status(ran(of_folder(folder), tmp_path / "run")).unreadable) == bad
 
 
-def test_surprises_are_tried_again_and_recorded(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surprises_are_tried_again_and_recorded(
+    complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right, calls = Worker.run, []
 
     def fails_first(self: Worker, job: Any, read: Any) -> Any:
@@ -332,12 +334,12 @@ def test_surprises_are_tried_again_and_recorded(whole: Path, tmp_path: Path, mon
     assert store.failures() == {calls[0]: [r"RuntimeError: a surprise\nof two lines"]}
     assert store.info(calls[0])["retried"] == [r"RuntimeError: a surprise\nof two lines"]
     assert [store.info(unit)["retried"] for unit in store.finished() - {calls[0]}] == [[]] * 3
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", complete)
 
 
 def test_a_unit_that_always_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, right = bench(tiny(), tmp_path / "run"), Worker.run
-    bad = made.store.plans()[0].units[0].id
+    created, right = bench(tiny(), tmp_path / "run"), Worker.run
+    bad = created.store.plans()[0].units[0].id
 
     def fails(self: Worker, job: Any, read: Any) -> Any:
         if job.unit.id == bad:
@@ -346,9 +348,9 @@ def test_a_unit_that_always_fails_does_not_stop_the_others(tmp_path: Path, monke
 
     monkeypatch.setattr(Worker, "run", fails)
     with pytest.raises(VitreousError, match=r"^1 units failed 3 times, such as RuntimeError: always"):
-        made.work()
-    assert len(made.store.finished()) == 2
-    assert len(made.store.failures()[bad]) == 3
+        created.work()
+    assert len(created.store.finished()) == 2
+    assert len(created.store.failures()[bad]) == 3
 
 
 def test_folders_that_are_no_run_are_refused(tmp_path: Path) -> None:
@@ -360,9 +362,9 @@ def test_folders_that_are_no_run_are_refused(tmp_path: Path) -> None:
         Store.open(tmp_path)
 
 
-def test_a_folder_that_was_only_begun_is_taken(whole: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_only_begun_is_taken(complete: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     (out / ".vitreous-0123456789abcdef.lock").touch()  # what is left of a process that was killed right here
     ran(tiny(), out)
-    assert_same(out, whole)
+    assert_same(out, complete)

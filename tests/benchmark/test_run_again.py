@@ -44,9 +44,9 @@ reference = "a, \\"b\\" [c]"
 def again_commands(run: Path) -> list[list[str]]:
     assert command("bench", "report", run, "-q").code == 0
     page = (run / "report" / "report.html").read_text()
-    shown = re.search(r'id="again".*?<pre>(.*?)</pre>', page, re.S)
-    assert shown is not None
-    lines = [shlex.split(line) for line in html.unescape(shown[1]).splitlines()]
+    displayed = re.search(r'id="again".*?<pre>(.*?)</pre>', page, re.S)
+    assert displayed is not None
+    lines = [shlex.split(line) for line in html.unescape(displayed[1]).splitlines()]
     assert all(line.pop(0) == "vitreous" for line in lines)
     return lines
 
@@ -107,7 +107,7 @@ def contents(run: Path) -> tuple[dict[str, Any], list[float]]:
     """What a report says: its scores and tables without the numbers, its protocol; and the numbers."""
     number = re.compile(r"(?<![\w.])-?[0-9]+\.[0-9]+(?:e[-+]?[0-9]+)?(?!\w)")
     texts = {name: (run / "report" / name).read_text() for name in ("scores.csv", "table.csv", "protocol.json")}
-    numbers = [float(each) for text in texts.values() for each in number.findall(text)]
+    numbers = [float(item) for text in texts.values() for item in number.findall(text)]
     return {name: number.sub("#", text) for name, text in texts.items()}, numbers
 
 
@@ -116,11 +116,11 @@ def test_every_protocol_is_read_from_its_record(tmp_path: Path) -> None:
     every["two sets"] = two_sets()
     printed = (Published("gini", "world", "gone", data="one", value=0.5, printed=50.0, error=0.1),)
     every["published"] = dataclasses.replace(two_sets(), published=printed)
-    for known in every.values():
+    for wanted in every.values():
         path = tmp_path / "protocol.json"
-        path.write_text(json.dumps(known.to_json()))
-        assert read(path) == known
-        assert list(read(path).methods) == list(known.methods)
+        path.write_text(json.dumps(wanted.to_json()))
+        assert read(path) == wanted
+        assert list(read(path).methods) == list(wanted.methods)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_every_protocol_is_read_from_its_record(tmp_path: Path) -> None:
 def test_records_that_are_wrong_are_one_line(tmp_path: Path, change: Any, text: str) -> None:
     path = tmp_path / "protocol.json"
     path.write_text(change if isinstance(change, str) else json.dumps({**tiny().to_json(), **change}))
-    with pytest.raises(VitreousError) as told:
+    with pytest.raises(VitreousError) as outcome:
         read(path)
-    assert text in str(told.value)
-    assert "\n" not in str(told.value)
+    assert text in str(outcome.value)
+    assert "\n" not in str(outcome.value)

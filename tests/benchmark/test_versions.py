@@ -26,10 +26,10 @@ from vitreous.errors import VitreousWarning
 
 def test_the_code_is_part_of_the_version() -> None:
     """Between two releases the number stays; a digest of what can change a number does not."""
-    told = versions()
-    assert told["vitreous"].startswith(f"{vt.__version__} (")
-    assert told["torch"] == torch.__version__
-    assert told == versions()
+    outcome = versions()
+    assert outcome["vitreous"].startswith(f"{vt.__version__} (")
+    assert outcome["torch"] == torch.__version__
+    assert outcome == versions()
 
 
 def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,14 +49,14 @@ def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = ModuleType("theirs")
-    theirs.explain = lambda model, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "theirs", theirs)
-    hows = {text: parse_explainer(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
-    assert "theirs" not in versions(hows), "it offers none"
-    theirs.__version__ = "1.2"  # type: ignore[attr-defined]
-    assert versions(hows)["theirs"] == "1.2"
-    assert versions({"generic": hows["generic"]}).keys() == {"vitreous", "torch"}
+    other = ModuleType("theirs")
+    other.explain = lambda model, inputs, classes: inputs.sum(dim=1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "theirs", other)
+    modes = {text: parse_explainer(text, ["theirs:explain"]) for text in ("generic", "theirs:explain")}
+    assert "theirs" not in versions(modes), "it offers none"
+    other.__version__ = "1.2"  # type: ignore[attr-defined]
+    assert versions(modes)["theirs"] == "1.2"
+    assert versions({"generic": modes["generic"]}).keys() == {"vitreous", "torch"}
     (tmp_path / "maps").mkdir()
     import numpy as np
 
@@ -66,14 +66,16 @@ def test_packages_of_others_say_their_version(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_mixed_in_words() -> None:
-    said = [{"vitreous": name, "torch": "9"} for name in ("1", "1", "2")]
+    description = [{"vitreous": name, "torch": "9"} for name in ("1", "1", "2")]
     here = {"vitreous": "2", "torch": "1"}
-    assert other_versions(said, here) == "2 units were done by vitreous 1, and what is left will be by vitreous 2"
-    assert other_versions(said[2:], here) == "", "another torch changes last digits alone"
+    assert (
+        other_versions(description, here) == "2 units were done by vitreous 1, and what is left will be by vitreous 2"
+    )
+    assert other_versions(description[2:], here) == "", "another torch changes last digits alone"
     assert other_versions([{}], here) == ""
-    theirs = [{"vitreous": "2", "theirs": "1"}]
-    assert other_versions(theirs, {**here, "theirs": "3"}).endswith("what is left will be by theirs 3")
-    assert other_versions(theirs, here) == "", "nothing is asked of them any more"
+    other = [{"vitreous": "2", "theirs": "1"}]
+    assert other_versions(other, {**here, "theirs": "3"}).endswith("what is left will be by theirs 3")
+    assert other_versions(other, here) == "", "nothing is asked of them any more"
 
 
 def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +104,8 @@ def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypa
     }
     assert [row["kind"] for row in rows] == ["maps", "scores"] * 2
     assert [row["plan"] for row in rows] == ["1", "1", "2", "2"]
-    told = command("bench", "status", out)
-    assert f"units are from several versions: 2 of Vitreous 0.0.1 (abcd), 2 of Vitreous {real}" in told.out
+    outcome = command("bench", "status", out)
+    assert f"units are from several versions: 2 of Vitreous 0.0.1 (abcd), 2 of Vitreous {real}" in outcome.out
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +117,10 @@ def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         '[data]\nsource = "world"\nsplit = "test"\nimages = 4\n'
         '[evaluation]\nmetrics = ["gini"]\nimages_per_unit = 2\ncontrols = false\n[methods]\nrollout = "rollout"\n'
     )
-    given = ("--out", tmp_path / "run", "--device", "cpu", "--workers", "1", "--quiet")
-    told = command("bench", "run", tmp_path / "p.toml", *given)
-    assert told.code == 0
-    (line,) = [each for each in told.err.splitlines() if "units were done by" in each]
+    arguments = ("--out", tmp_path / "run", "--device", "cpu", "--workers", "1", "--quiet")
+    outcome = command("bench", "run", tmp_path / "p.toml", *arguments)
+    assert outcome.code == 0
+    (line,) = [item for item in outcome.err.splitlines() if "units were done by" in item]
     assert line.startswith("vitreous: warning: ")
 
 
@@ -145,8 +147,8 @@ def test_other_labels_are_planned_without_a_unit(tmp_path: Path) -> None:
     ran(tiny(images=2), out)
     store = ran(tiny(images=2, methods={"Attention": "raw_attention", "Rollout": "rollout"}), out)
     assert [(plan.why, len(plan.units)) for plan in store.plans()] == [("wanted", 2), ("other labels", 0)]
-    (found,) = collect(store)
-    assert found.table.methods == ("Attention", "Rollout")
-    assert found.missing.cells == 0
+    (result,) = collect(store)
+    assert result.table.methods == ("Attention", "Rollout")
+    assert result.missing.cells == 0
     again = ran(tiny(images=2, methods={"Attention": "raw_attention"}, metrics=METRICS), out)
     assert len(again.plans()) == 2, "fewer rows are part of what is known"

@@ -36,10 +36,10 @@ def test_folders_of_maps_and_callables(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     rows = {"stored": str(maps), "bright": "elsewhere:brightness"}
     store = ran(of_folder(folder, methods=rows), tmp_path / "run")
-    found = store.read(store.plans()[0].units[0].id)
-    assert found is not None
+    result = store.read(store.plans()[0].units[0].id)
+    assert result is not None
     assert store.plans()[0].units[0].methods == ("bright", "stored")
-    assert found[0]["maps/1"].tolist() == [np.load(maps / f"{number:04d}.npy").tolist() for number in range(2)]
+    assert result[0]["maps/1"].tolist() == [np.load(maps / f"{number:04d}.npy").tolist() for number in range(2)]
     np.save(maps / "0000.npy", np.ones((8, 8), np.float32))  # other maps are another method
     assert len(bench(of_folder(folder, methods=rows), tmp_path / "run").store.plans()) == 2
 
@@ -61,10 +61,10 @@ def test_several_workers_and_one_that_is_killed(tmp_path: Path) -> None:
             os.kill(killed[0], signal.SIGKILL)
 
     protocol = tiny(images=8)
-    made = bench(protocol, tmp_path / "run")
-    run_engine(made, workers=2, progress=kill)
+    created = bench(protocol, tmp_path / "run")
+    run_engine(created, workers=2, progress=kill)
     assert killed
-    assert made.counts() == (8, 8)
+    assert created.counts() == (8, 8)
     assert not [
         active_child
         for active_child in multiprocessing.active_children()
@@ -83,18 +83,18 @@ def test_a_unit_that_fails_in_one_worker_does_not_stop_the_others(
     code = "def dark(model, inputs, classes):\n    return inputs.sum(dim=1) / (1 // int(inputs.std() > 0))\n"
     (tmp_path / "fragile.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    made = bench(of_folder(folder, methods={"dark": "fragile:dark"}, images_per_unit=1), tmp_path / "run")
+    created = bench(of_folder(folder, methods={"dark": "fragile:dark"}, images_per_unit=1), tmp_path / "run")
     with pytest.raises(VitreousError, match=r"^1 units failed 3 times, such as ZeroDivisionError"):
-        run_engine(made, workers=2)
-    assert made.counts() == (6, 8)
+        run_engine(created, workers=2)
+    assert created.counts() == (6, 8)
 
 
 def test_what_a_worker_refuses_is_told_by_the_parent(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 4)
-    made = bench(of_folder(folder), tmp_path / "run")
+    created = bench(of_folder(folder), tmp_path / "run")
     (folder / "0003.png").write_bytes((folder / "0002.png").read_bytes())
     with pytest.raises(VitreousError, match=r"^0003\.png of folder has changed"):
-        run_engine(made, workers=2)
+        run_engine(created, workers=2)
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_commands(tmp_path: Path) -> None:
     assert set(plan.configs[0].methods) >= {"raw_attention", "saliency", "rollout", "random"}
     assert list(plan.configs[0].metrics) == ["deletion(steps=2)", "gini"]
     assert {unit.seed for unit in plan.units} == {0, 1}
-    told = command("bench", "status", out)
-    assert "plan 2: extended" in told.out
-    assert "MiB on disk" in told.out
+    outcome = command("bench", "status", out)
+    assert "plan 2: extended" in outcome.out
+    assert "MiB on disk" in outcome.out
     only = command("bench", "run", file, "--out", tmp_path / "only", "--method", "rollout", "--shard", "1/1", "-q")
     assert only.code == 0, only
     assert "saliency" not in Store(tmp_path / "only").plans()[0].configs[0].methods
@@ -137,7 +137,7 @@ def test_commands(tmp_path: Path) -> None:
 
 def test_commands_that_are_wrong(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
-    for given, text in (
+    for arguments, text in (
         (("run", "quick", *out, "--shard", "3/2"), "--shard 3/2"),
         (("run", "quick", *out, "--checkpoint", "x"), "LABEL=FILE"),
         (("run", "quick", *out, "--engine", "slurm"), "slurm"),
@@ -145,8 +145,8 @@ def test_commands_that_are_wrong(tmp_path: Path) -> None:
         (("run", "quick", *out, "--method", "no_such_method"), "no_such_method"),
         (("status", tmp_path), "is no run"),
     ):
-        done = command("bench", *given)
-        assert done.code == 2, given
+        done = command("bench", *arguments)
+        assert done.code == 2, arguments
         assert text in done.err, done.err
         assert done.err.count("\n") == 1
     assert not (tmp_path / "run").exists()
@@ -154,7 +154,7 @@ def test_commands_that_are_wrong(tmp_path: Path) -> None:
 
 
 def test_paces_and_times_in_words() -> None:
-    assert [duration_in_words(each) for each in (0.4, 59, 60, 3725, 90000)] == [
+    assert [duration_in_words(item) for item in (0.4, 59, 60, 3725, 90000)] == [
         "0 s",
         "59 s",
         "1 min 0 s",
@@ -167,15 +167,15 @@ def test_paces_and_times_in_words() -> None:
     assert pace.line(7, 10).startswith("7/10 units, 3.0 per minute, 1 min")
 
 
-def test_status_estimates_what_is_left(whole: Path, tmp_path: Path) -> None:
-    out = copied(whole, tmp_path / "run")
+def test_status_estimates_what_is_left(complete: Path, tmp_path: Path) -> None:
+    out = copied(complete, tmp_path / "run")
     store = bench(tiny(images=8), out).store
-    found = status(store)
-    assert found.models == {"world": (4, 8)}
-    assert found.left == pytest.approx(found.seconds)  # as much again
-    assert found.size == sum(file.stat().st_size for file in (out / "units").glob("*.npz"))
-    assert found.to_json()["done"] == 4
-    assert dataclasses.asdict(found)["damaged"] == ()
+    result = status(store)
+    assert result.models == {"world": (4, 8)}
+    assert result.left == pytest.approx(result.seconds)  # as much again
+    assert result.size == sum(file.stat().st_size for file in (out / "units").glob("*.npz"))
+    assert result.to_json()["done"] == 4
+    assert dataclasses.asdict(result)["damaged"] == ()
     disk.discard(out / "units" / f"{next(iter(store.finished()))}.npz")
     assert status(store).done == 3
     assert len(arrays(out)) == 3

@@ -149,8 +149,8 @@ def test_a_full_disk(here: Path, monkeypatch: pytest.MonkeyPatch, original: bool
 @pytest.mark.parametrize("batch", [1, 32])
 def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> None:
     """Named in one line; the others are explained, each into its own folder; the exit code tells."""
-    given = ("explain", "a.png", "text.png", "b.png", "a.png", *MODEL, "--batch-size", batch)
-    done = run(*given, "--out", "out")
+    settings = ("explain", "a.png", "text.png", "b.png", "a.png", *MODEL, "--batch-size", batch)
+    done = run(*settings, "--out", "out")
     assert done.code == 1
     assert done.err == "vitreous: warning: skipped text.png: is not an image that can be read\n"
     assert {path.name for path in Path("out").iterdir()} == {"a", "b"}  # the same picture twice is one result
@@ -158,9 +158,9 @@ def test_a_bad_picture_among_good_ones_is_skipped(here: Path, batch: int) -> Non
         place = result("out", name)
         assert {path.name for path in place.iterdir()} == WITH_LAYERS
         assert Explanation.load(place).source == f"{name[0]}.png"
-    told = run(*given, "--json", "--quiet")
-    assert (told.code, told.err) == (1, done.err)
-    assert [row["source"] for row in json.loads(told.out)["explanations"]] == ["a.png", "b.png", "a.png"]
+    outcome = run(*settings, "--json", "--quiet")
+    assert (outcome.code, outcome.err) == (1, done.err)
+    assert [row["source"] for row in json.loads(outcome.out)["explanations"]] == ["a.png", "b.png", "a.png"]
 
 
 def test_nothing_but_bad_pictures(here: Path) -> None:

@@ -42,16 +42,16 @@ def test_table_on_standard_output(here: Path) -> None:
 def test_the_numbers_are_the_librarys(here: Path) -> None:
     done = score("more", *FAST, "--out", "t.json", "--batch-size", 9, "--no-controls", "-q")
     assert (done.code, done.out, done.err) == (0, "", "")
-    found = json.loads((here / "t.json").read_text())
-    assert found["images"] == ["b.png", "c.png"]
-    assert found["plan"]["forward_batch"] == 9
-    assert [each["name"] for each in found["methods"]] == ["ixg"]
+    result = json.loads((here / "t.json").read_text())
+    assert result["images"] == ["b.png", "c.png"]
+    assert result["plan"]["forward_batch"] == 9
+    assert [item["name"] for item in result["methods"]] == ["ixg"]
     import torch
 
     torch.manual_seed(0)
     model = vt.load(NAME, pretrained=False, img_size=32)
     expected = vt.evaluate(model, here / "more", "ixg", "deletion(steps=4)", controls=False)
-    scores = found["methods"][0]["scores"]["deletion(steps=4)"]["per_image"]
+    scores = result["methods"][0]["scores"]["deletion(steps=4)"]["per_image"]
     np.testing.assert_allclose(scores, expected["ixg", "deletion(steps=4)"], atol=1e-5)
 
 
@@ -64,9 +64,9 @@ def test_labels(here: Path, truth: object) -> None:
     asked = ("--method", "ixg", "--metric", "deletion(steps=4, score_class=label)", "--target", "label")
     done = score("more", *asked, "--labels", "truth.json", "--json")
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
-    assert found["plan"]["target"] == "label"
-    assert len(found["confidence"]["label"]) == 2
+    result = json.loads(done.out)
+    assert result["plan"]["target"] == "label"
+    assert len(result["confidence"]["label"]) == 2
 
 
 def test_half_precision_prints_its_audit(here: Path) -> None:
@@ -88,7 +88,7 @@ def test_folder_of_maps(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "description"),
     [
         (("a.png", "--method", "rollot"), "unknown method 'rollot'"),
         (("a.png", "--metric", "insrtion"), "unknown metric 'insrtion'"),
@@ -105,13 +105,13 @@ def test_folder_of_maps(here: Path) -> None:
         (("a.png", "--target", "dragon", *FAST), "dragon"),
     ],
 )
-def test_bad_input_is_one_line(here: Path, arguments: tuple[object, ...], said: str) -> None:
+def test_bad_input_is_one_line(here: Path, arguments: tuple[object, ...], description: str) -> None:
     (here / "bad.json").write_text('{"a.png": [1]}')
     (here / "other.json").write_text('{"b.png": 1}')
     (here / "there.json").write_text("")
     done = score(*arguments)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err
+    assert description in done.err
     assert len(done.err.strip().splitlines()) == 1
 
 

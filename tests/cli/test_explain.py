@@ -40,8 +40,8 @@ def test_five_files_per_picture(here: Path) -> None:
     for name in ("a", "b"):
         place = here / "out" / name / "ixg" / "tabby"
         assert folders(place) == FILES
-        found = vt.Explanation.load(place)
-        assert (found.method, found.target, found.label, found.name) == ("ixg", 281, "tabby", f"{name}.png")
+        actual = vt.Explanation.load(place)
+        assert (actual.method, actual.target, actual.label, actual.name) == ("ixg", 281, "tabby", f"{name}.png")
         assert name in done.out
     assert "tabby" in done.out
 
@@ -52,9 +52,9 @@ def test_the_map_is_the_librarys(here: Path) -> None:
     torch.manual_seed(0)
     model = vt.load(MODEL[1], pretrained=False, img_size=32, dtype="float64")
     expected = vt.explain(model, "a.png", "gradcam(layer=3)", 7, contrast=[1, 9], output="logprob")
-    found = vt.Explanation.load(result(here / "out", "a"))
-    assert (found.target, found.request.contrast, found.output) == (7, (1, 9), "logprob")
-    torch.testing.assert_close(found.map, expected.map)
+    actual = vt.Explanation.load(result(here / "out", "a"))
+    assert (actual.target, actual.request.contrast, actual.output) == (7, (1, 9), "logprob")
+    torch.testing.assert_close(actual.map, expected.map)
 
 
 def test_default_folder_and_original(here: Path) -> None:
@@ -75,12 +75,12 @@ def test_json_is_all_there_is(here: Path) -> None:
     before = tree(here)
     done = run("explain", "a.png", "more/c.png", *MODEL, "--method", "rollout", "--json")
     assert (done.code, done.err) == (0, "")
-    told = json.loads(done.out)
-    assert told.keys() == {"schema", "explanations"}
-    assert told["schema"] == "vitreous.explain/1"
+    outcome = json.loads(done.out)
+    assert outcome.keys() == {"schema", "explanations"}
+    assert outcome["schema"] == "vitreous.explain/1"
     torch.manual_seed(0)
     model = vt.load(MODEL[1], pretrained=False, img_size=32)
-    for row, path in zip(told["explanations"], ("a.png", "more/c.png"), strict=True):
+    for row, path in zip(outcome["explanations"], ("a.png", "more/c.png"), strict=True):
         expected = vt.explain(model, path, "rollout")
         assert row.keys() == expected.manifest().keys() | {"folder", "map"}
         assert (row["folder"], row["source"], row["grid"]) == (None, path, [2, 2])
@@ -94,8 +94,8 @@ def test_json_is_all_there_is(here: Path) -> None:
 
 def test_large_maps_stay_out_of_json(here: Path) -> None:
     size = ("--img-size", "96")
-    told = json.loads(run("explain", "a.png", *MODEL, *size, "--method", "edges", "--json").out)["explanations"][0]
-    assert (told["grid"], told["map"]) == ([96, 96], None)
+    outcome = json.loads(run("explain", "a.png", *MODEL, *size, "--method", "edges", "--json").out)["explanations"][0]
+    assert (outcome["grid"], outcome["map"]) == ([96, 96], None)
 
 
 def test_quiet(here: Path) -> None:
@@ -119,12 +119,23 @@ def test_checkpoint_labels_and_classes(here: Path) -> None:
     torch.save(model.state_dict(), "weights.pth")
     Path("names.txt").write_text("cat\ndog [/b]\n[red]bird\n")
     Path("names.json").write_text('["cat", "dog", "bird"]')
-    given = (*MODEL, "--checkpoint", "weights.pth", "--num-classes", 3)
-    assert run("explain", "a.png", *given, "--class-names", "names.json", "--target", "dog", "--out", "json").code == 0
+    arguments = (*MODEL, "--checkpoint", "weights.pth", "--num-classes", 3)
+    assert (
+        run("explain", "a.png", *arguments, "--class-names", "names.json", "--target", "dog", "--out", "json").code == 0
+    )
     assert vt.Explanation.load(result("json", "a")).label == "dog"
     for target in ("dog [/b]", "[red]bird"):  # words in brackets are words, not colours
         done = run(
-            "explain", "a.png", *given, "--class-names", "names.txt", "--target", target, "--out", "o", "--overwrite"
+            "explain",
+            "a.png",
+            *arguments,
+            "--class-names",
+            "names.txt",
+            "--target",
+            target,
+            "--out",
+            "o",
+            "--overwrite",
         )
         assert done.code == 0
         assert target in done.out
@@ -179,8 +190,8 @@ def test_resuming_what_is_finished(here: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert "1 left out" in done.out
     assert tree(here) == before
-    told = run("explain", "a.png", *MODEL, "--out", "out", "--resume", "--json")
-    assert json.loads(told.out) == {"schema": "vitreous.explain/1", "explanations": []}
+    outcome = run("explain", "a.png", *MODEL, "--out", "out", "--resume", "--json")
+    assert json.loads(outcome.out) == {"schema": "vitreous.explain/1", "explanations": []}
 
 
 @pytest.mark.parametrize("at", ["map.npy", "overlay.png", "extras.npz", "manifest.json"])
@@ -195,17 +206,17 @@ def test_interrupted_and_resumed(here: Path, monkeypatch: pytest.MonkeyPatch, at
             raise KeyboardInterrupt
         write(self, name, content)
 
-    given = ("explain", "a.png", "b.png", "more/c.png", *MODEL, "--out", "out", "--batch-size", 1)
+    arguments = ("explain", "a.png", "b.png", "more/c.png", *MODEL, "--out", "out", "--batch-size", 1)
     with monkeypatch.context() as patched:
         patched.setattr(disk.Draft, "write", interrupted)
-        stopped = run(*given)
+        stopped = run(*arguments)
     assert stopped.code == 130
     assert "Traceback" not in stopped.err
     assert stopped.err.strip().splitlines()[-1].startswith("vitreous: stopped:")
     assert folders(here / "out") == {"a"}
     assert folders(result(here / "out", "a")) == WITH_LAYERS
     before = tree(here / "out" / "a")
-    assert run(*given, "--resume").code == 0
+    assert run(*arguments, "--resume").code == 0
     assert folders(here / "out") == {"a", "b", "c"}
     assert tree(here / "out" / "a") == before
 
@@ -226,8 +237,8 @@ def test_compare(here: Path) -> None:
     refused = run("compare", "a.png", *MODEL, "--method", "rollout")
     assert (refused.code, "a-compare.png" in refused.err) == (2, True)
     assert tree(here) == before
-    told = run("compare", "a.png", *MODEL, "--method", "rollout,ixg", "--json", "--out", "p.png", "--tile", 60)
-    content = json.loads(told.out)
+    outcome = run("compare", "a.png", *MODEL, "--method", "rollout,ixg", "--json", "--out", "p.png", "--tile", 60)
+    content = json.loads(outcome.out)
     assert content.keys() == {"schema", "panel", "explanations"}
     assert (content["schema"], content["panel"]) == ("vitreous.compare/1", "p.png")
     assert [row["method"] for row in content["explanations"]] == ["rollout", "ixg"]
@@ -240,9 +251,11 @@ def test_compare(here: Path) -> None:
 def test_version_and_help(here: Path) -> None:
     assert run("--version") == (0, f"vitreous {vt.__version__}\n", "")
     for flag in ("--help", "-h"):
-        shown = run(flag)
-        assert (shown.code, shown.err) == (0, "")
-        assert all(word in shown.out for word in ("explain", "compare", "methods", "models", "cite", "demo", "world"))
+        displayed = run(flag)
+        assert (displayed.code, displayed.err) == (0, "")
+        assert all(
+            word in displayed.out for word in ("explain", "compare", "methods", "models", "cite", "demo", "world")
+        )
     for command, options in {
         "explain": "--model --method --target --contrast --output --out --checkpoint --seed --resume --overwrite "
         "--json",
@@ -253,15 +266,15 @@ def test_version_and_help(here: Path) -> None:
         "demo": "--out --quiet",
         "world": "render show",
     }.items():
-        shown = run(command, "--help")
-        assert shown.code == 0
-        assert all(option in shown.out for option in options.split())
+        displayed = run(command, "--help")
+        assert displayed.code == 0
+        assert all(option in displayed.out for option in options.split())
 
 
 def test_no_command_shows_the_help(here: Path) -> None:
-    shown = run()
-    assert "Usage: vitreous" in shown.out + shown.err
-    assert shown.code in (0, 2)
+    displayed = run()
+    assert "Usage: vitreous" in displayed.out + displayed.err
+    assert displayed.code in (0, 2)
 
 
 def test_methods(here: Path) -> None:
@@ -269,8 +282,8 @@ def test_methods(here: Path) -> None:
     assert (listed.code, listed.err) == (0, "")
     first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
     assert {info.name for info in vt.list_methods()} <= first
-    told = json.loads(run("methods", "--json").out)
-    assert [row["name"] for row in told] == [info.name for info in vt.list_methods()]
+    outcome = json.loads(run("methods", "--json").out)
+    assert [row["name"] for row in outcome] == [info.name for info in vt.list_methods()]
     keys = {
         "name",
         "aliases",
@@ -284,8 +297,8 @@ def test_methods(here: Path) -> None:
         "presets",
         "parameters",
     }
-    assert all(row.keys() == keys for row in told)
-    models = {row["name"]: row["models"] for row in told}
+    assert all(row.keys() == keys for row in outcome)
+    models = {row["name"]: row["models"] for row in outcome}
     assert [models[name] for name in ("ixg", "tis", "plus", "refine", "deeplift")] == [
         "all", "ViT", "transformers", "as its base", "ReLU",
     ]  # fmt: skip
@@ -297,9 +310,9 @@ def test_methods(here: Path) -> None:
 
 
 def test_one_method(here: Path) -> None:
-    told = run("methods", "integrated_gradients").out
+    outcome = run("methods", "integrated_gradients").out
     for part in ("integrated_gradients", "Sundararajan", "steps", "50 F + 50 B"):
-        assert part in told
+        assert part in outcome
     assert ["models", "ViT"] in [line.split() for line in run("methods", "atman").out.splitlines()]
 
 
@@ -312,9 +325,9 @@ def test_methods_fit_a_terminal_of_a_hundred_columns(here: Path, monkeypatch: py
 
     for name, value in {"COLUMNS": "100", "LINES": "50", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    with contextlib.redirect_stdout(Terminal()) as shown:
+    with contextlib.redirect_stdout(Terminal()) as displayed:
         methods()
-    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).splitlines()
+    lines = re.sub(r"\x1b\[[\d;]*m", "", displayed.getvalue()).splitlines()
     assert max(map(len, lines)) <= 100
     assert {info.name for info in vt.list_methods()} <= {line.split()[0] for line in lines if line.strip()}
     assert sum(" no CNN " in line for line in lines) == sum(info.models == "transformers" for info in vt.list_methods())
@@ -327,9 +340,9 @@ def test_models(here: Path) -> None:
     assert (listed.code, listed.err) == (0, "")
     first = {line.split()[0] for line in listed.out.splitlines() if line.strip()}
     assert {info.name for info in vt.list_models()} <= first
-    told = json.loads(run("models", "test_vit", "--json").out)
-    assert [row["name"] for row in told] == [f"timm/test_vit{end}" for end in ("", "2", "3", "4")]
-    assert all(row.keys() == {"name", "family", "size", "pretrained"} for row in told)
+    outcome = json.loads(run("models", "test_vit", "--json").out)
+    assert [row["name"] for row in outcome] == [f"timm/test_vit{end}" for end in ("", "2", "3", "4")]
+    assert all(row.keys() == {"name", "family", "size", "pretrained"} for row in outcome)
 
 
 def test_cite(here: Path) -> None:
@@ -346,5 +359,5 @@ def test_cite(here: Path) -> None:
     listed = " ".join(run("methods").out.split())
     assert "witness as base base + by no CNN builds on Mehri et al., CVPR Workshops 2024" in listed
     assert "builds on SkipPLUS: Skip the First" in " ".join(run("methods", "witness").out.split())
-    (told,) = (row for row in json.loads(run("methods", "--json").out) if row["name"] == "witness")
-    assert (told["papers"], told["builds_on"]) == ([], ["mehri2024skipplus"])
+    (outcome,) = (row for row in json.loads(run("methods", "--json").out) if row["name"] == "witness")
+    assert (outcome["papers"], outcome["builds_on"]) == ([], ["mehri2024skipplus"])

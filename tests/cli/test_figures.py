@@ -39,7 +39,7 @@ def test_one_file_for_each_figure(here: Path) -> None:
         assert ElementTree.parse(here / "drawn" / name).getroot().tag.endswith("svg")
     manifest = json.loads((here / "drawn" / "manifest.json").read_text())
     assert manifest["schema"] == "vitreous.figures/1"
-    assert [each["kind"] for each in manifest["figures"]] == ["bars", "curves", "bars"]
+    assert [item["kind"] for item in manifest["figures"]] == ["bars", "curves", "bars"]
     again = score(*FAST, "--figures", "drawn")
     assert (again.code, again.out) == (2, "")
     assert "drawn is there already" in again.err
@@ -51,10 +51,10 @@ def test_one_file_for_each_figure(here: Path) -> None:
 def test_what_is_not_ours_stays(here: Path) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "thesis.txt").write_text("years")
-    for more, said in (((), "there already"), (("--overwrite",), "holds thesis.txt, which was not written here")):
+    for more, info in (((), "there already"), (("--overwrite",), "holds thesis.txt, which was not written here")):
         done = score(*FAST, "--figures", "mine", *more)
         assert (done.code, done.out) == (2, "")
-        assert said in done.err
+        assert info in done.err
         assert len(done.err.strip().splitlines()) == 1
     assert [path.name for path in (here / "mine").iterdir()] == ["thesis.txt"]
 
@@ -75,5 +75,5 @@ def test_bins_where_there_are_enough_images(tmp_path: Path) -> None:
 
 
 def test_spellings_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
-    made: vt.ScoreTable = table(metrics=("insdel(steps=4)", "insdel( steps=4 )"), curves=False, n=3)
-    assert made.save_figures(tmp_path / "d") == ["insdel-steps=4-bars.svg", "insdel-steps=4-bars-2.svg"]
+    benchmark: vt.ScoreTable = table(metrics=("insdel(steps=4)", "insdel( steps=4 )"), curves=False, n=3)
+    assert benchmark.save_figures(tmp_path / "d") == ["insdel-steps=4-bars.svg", "insdel-steps=4-bars-2.svg"]

@@ -34,14 +34,14 @@ def test_steps_and_shortcut() -> None:
         *("funnybirds", "world-shortcut", "--method", "quick", "--scenes", "1", "--shortcut", "--no-controls"),
         *("--fixed", "0.2", "--json"),
     )
-    told = json.loads(done.out)
-    assert (told["schema"], told["fixed"]) == ("vitreous.funnybirds/1", 0.2)
-    assert [row["name"] for row in told["methods"]] == ["quick"]
-    assert told["plan"]["scenes"].endswith("shortcut=True)")
+    outcome = json.loads(done.out)
+    assert (outcome["schema"], outcome["fixed"]) == ("vitreous.funnybirds/1", 0.2)
+    assert [row["name"] for row in outcome["methods"]] == ["quick"]
+    assert outcome["plan"]["scenes"].endswith("shortcut=True)")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "info"),
     [
         (["--scenes", "0"], "--scenes 0 must be from 1 to 100000"),
         (["--folder", "nowhere"], "no such folder of birds: nowhere"),
@@ -53,8 +53,8 @@ def test_steps_and_shortcut() -> None:
         (["--dilation", "4", "--scenes", "1"], "dilation=4 is not an odd number of pixels"),
     ],
 )
-def test_errors_are_one_line(words: list[str], said: str) -> None:
+def test_errors_are_one_line(words: list[str], info: str) -> None:
     done = run("funnybirds", *words)
     assert done.code == 2
-    assert said in done.err
+    assert info in done.err
     assert len(done.err.strip().splitlines()) == 1

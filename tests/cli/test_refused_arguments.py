@@ -56,7 +56,7 @@ def test_the_explorer_refuses_the_same_budgets(memory_gb: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("arguments", "named"),
     [
         ({"std": (0.0, 1, 1)}, "std"),
         ({"std": (0.2, -0.2, 0.2)}, "std"),
@@ -77,14 +77,14 @@ def test_the_explorer_refuses_the_same_budgets(memory_gb: Any) -> None:
         ({"crop": float("nan")}, "crop"),
     ],
 )
-def test_preprocessing_that_makes_no_input_is_refused(given: dict[str, Any], named: str) -> None:
+def test_preprocessing_that_makes_no_input_is_refused(arguments: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        vt.Preprocess(**given)
+        vt.Preprocess(**arguments)
 
 
 def test_what_is_on_the_meta_device_has_no_values() -> None:
-    plain = timm.create_model("test_vit", img_size=32)
-    model = vt.wrap(plain)
+    module = timm.create_model("test_vit", img_size=32)
+    model = vt.wrap(module)
     inputs = torch.zeros(1, 3, 32, 32)
     for ask in (
         lambda: vt.explain(model, inputs.to("meta"), "random"),
@@ -93,8 +93,8 @@ def test_what_is_on_the_meta_device_has_no_values() -> None:
     ):
         with pytest.raises(ModelError, match="the inputs have no values: they are on the meta device"):
             ask()
-    plain.to("meta")
-    for asked in (model, plain):
+    module.to("meta")
+    for asked in (model, module):
         for ask in (
             lambda asked=asked: vt.explain(asked, inputs, "ixg"),
             lambda asked=asked: vt.evaluate(asked, inputs, "random", "insertion(steps=2)"),
@@ -107,10 +107,10 @@ def test_what_is_on_the_meta_device_has_no_values() -> None:
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
 def test_models_of_other_than_three_channels_are_refused(name: str, channels: int) -> None:
     size = {"img_size": 32} if name == "test_vit" else {}
-    plain = timm.create_model(name, in_chans=channels, **size)
+    module = timm.create_model(name, in_chans=channels, **size)
     for picture in (torch.zeros(1, channels, 32, 32), np.zeros((40, 40, 3), np.uint8)):
         with pytest.raises(ModelError, match=f"{channels} channels"):
-            vt.explain(plain, picture, "random")
+            vt.explain(module, picture, "random")
 
 
 def test_an_empty_path_is_not_the_current_folder(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

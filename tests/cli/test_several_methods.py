@@ -31,8 +31,8 @@ def test_every_picture_with_every_method_and_target(here: Path) -> None:
     done = run("explain", "a.png", "b.png", *MODEL, *asked, "--out", "out")
     assert (done.code, done.err) == (0, "")
     names = {"ixg", "plus-ixg-start=1", "generic"}
-    found = {tuple(place.split("/")[:2]) for place in places("out")}
-    assert found == {(picture, name) for picture in "ab" for name in names}
+    result = {tuple(place.split("/")[:2]) for place in places("out")}
+    assert result == {(picture, name) for picture in "ab" for name in names}
     assert len(places("out")) == 12
     assert {vt.Explanation.load(Path("out") / position).target for position in places("out")} == {281, 3}
     assert all(name in done.out for name in ("ixg", "plus(ixg, start=1)", "generic", "tabby"))
@@ -42,30 +42,30 @@ def test_the_same_question_twice_is_one_result(here: Path) -> None:
     asked = ("--method", "ixg,ixg", "--method", "IXG", "--target", "tabby", "--target", 281)
     assert run("explain", "a.png", *MODEL, *asked, "--out", "out").code == 0
     assert len(places("out")) == 1
-    told = json.loads(run("explain", "a.png", *MODEL, *asked, "--json").out)
-    assert len(told["explanations"]) == 1
+    outcome = json.loads(run("explain", "a.png", *MODEL, *asked, "--json").out)
+    assert len(outcome["explanations"]) == 1
 
 
 def test_the_prediction_and_its_name_are_one_result(here: Path) -> None:
-    told = json.loads(run("explain", "a.png", *MODEL, "--method", "ixg", "--json").out)["explanations"][0]
-    done = run("explain", "a.png", *MODEL, "--method", "ixg", "--target", "pred", "--target", told["target"])
+    outcome = json.loads(run("explain", "a.png", *MODEL, "--method", "ixg", "--json").out)["explanations"][0]
+    done = run("explain", "a.png", *MODEL, "--method", "ixg", "--target", "pred", "--target", outcome["target"])
     assert (done.code, len(places("explanations"))) == (0, 1)
 
 
 def test_each_combination_is_resumed_alone(here: Path) -> None:
-    given = ("explain", "a.png", "b.png", *MODEL, "--out", "out")
-    assert run(*given[:2], *MODEL, "--out", "out", "--method", "ixg", "--target", 3).code == 0
+    settings = ("explain", "a.png", "b.png", *MODEL, "--out", "out")
+    assert run(*settings[:2], *MODEL, "--out", "out", "--method", "ixg", "--target", 3).code == 0
     more = ("--method", "ixg", "--method", "generic", "--target", 3, "--target", 4)
     before = tree(here)
-    refused = run(*given, *more)
+    refused = run(*settings, *more)
     assert (refused.code, "out/a/ixg" in refused.err) == (2, True)
     assert tree(here) == before
-    resumed = run(*given, *more, "--resume")
+    resumed = run(*settings, *more, "--resume")
     assert resumed.code == 0
     assert "1 left out" in resumed.out
     assert len(places("out")) == 8
-    assert "8 left out" in run(*given, *more, "--resume").out
-    assert run(*given, *more, "--overwrite").code == 0
+    assert "8 left out" in run(*settings, *more, "--resume").out
+    assert run(*settings, *more, "--overwrite").code == 0
     assert len(places("out")) == 8
 
 
@@ -85,8 +85,8 @@ def test_check_ups_say_what_they_are_about(here: Path) -> None:
 
 def test_methods_of_compare_are_repeated(here: Path) -> None:
     asked = ("--method", "ixg", "--method", "generic, plus(ixg, start=1)")
-    told = json.loads(run("compare", "a.png", *MODEL, *asked, "--json", "--tile", 48).out)
-    assert [row["method"] for row in told["explanations"]] == ["ixg", "generic", "plus(ixg, start=1)"]
+    outcome = json.loads(run("compare", "a.png", *MODEL, *asked, "--json", "--tile", 48).out)
+    assert [row["method"] for row in outcome["explanations"]] == ["ixg", "generic", "plus(ixg, start=1)"]
 
 
 # -- vocabulary ----------------------------------------------------------------------------------------
@@ -100,26 +100,26 @@ def test_the_same_words_in_every_command() -> None:
         "diagnose": "--model --class-names",
         "stats": "--model --batch-size",
     }.items():
-        shown = run(command, "--help").out.split()
-        assert not [word for word in words.split() if word not in shown], command
+        displayed = run(command, "--help").out.split()
+        assert not [word for word in words.split() if word not in displayed], command
 
 
 def test_a_model_stands_first_or_is_an_option(here: Path) -> None:
-    rest = ("a.png", *MODEL[2:], "--method", "ixg", *FAST, "--json")
-    first, option = run("evaluate", NAME, *rest), run("evaluate", *rest, "--model", NAME)
-    scores = [json.loads(each.out)["methods"] for each in (first, option)]
+    others = ("a.png", *MODEL[2:], "--method", "ixg", *FAST, "--json")
+    first, option = run("evaluate", NAME, *others), run("evaluate", *others, "--model", NAME)
+    scores = [json.loads(item.out)["methods"] for item in (first, option)]
     assert scores[0] == scores[1]
     examined = run("diagnose", "-m", NAME, "--no-pretrained", "--img-size", 32, "--json")
     assert json.loads(examined.out)["model"] == NAME
     assert run("stats", "more", *MODEL, "-q").code == 0
-    for arguments, said in (
+    for arguments, info in (
         (("evaluate", "a.png"), "there are no images to evaluate with, only the model a.png"),
         (("diagnose",), "there is no model: give --model NAME"),
         (("diagnose", NAME, "--model", NAME), "there are two models"),
         (("stats", "--noise", 4), "there is no model"),
     ):
-        told = run(*arguments)
-        assert (told.code, said in told.err) == (2, True), told.err
+        outcome = run(*arguments)
+        assert (outcome.code, info in outcome.err) == (2, True), outcome.err
 
 
 # -- what a method does not follow ---------------------------------------------------------------------

@@ -58,16 +58,16 @@ def test_world(here: Path) -> None:
         "scenes.json",
         *(f"scene-000{i}{end}.png" for i in range(3) for end in ("", "-mask")),
     }
-    told = json.loads((here / "scenes" / "scenes.json").read_text(encoding="utf-8"))
+    outcome = json.loads((here / "scenes" / "scenes.json").read_text(encoding="utf-8"))
     scenes = read_scenes(here / "scenes" / "scenes.json")
-    assert [each["class"] for each in told["scenes"]] == [scene.name for scene in scenes]
+    assert [item["class"] for item in outcome["scenes"]] == [scene.name for scene in scenes]
     assert scenes == World(n=3).scenes()
-    found = render(scenes, 32)
-    for i, scene in enumerate(told["scenes"]):
+    result = render(scenes, 32)
+    for i, scene in enumerate(outcome["scenes"]):
         mask = np.asarray(Image.open(here / "scenes" / scene["mask"]))
-        assert (mask == found.owner[i].numpy()).all()
+        assert (mask == result.owner[i].numpy()).all()
         seen = np.asarray(Image.open(here / "scenes" / scene["file"])).transpose(2, 0, 1)
-        assert (seen == (found.images[i] * 255).round().numpy()).all()
+        assert (seen == (result.images[i] * 255).round().numpy()).all()
     assert run("world", "show", "--n", "5", "--columns", "3", "--size", "32", "--kind", "pairs").code == 0
     assert Image.open(here / "world.png").size[0] > 3 * 96
 

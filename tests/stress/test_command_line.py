@@ -154,13 +154,13 @@ def started(*arguments: str, **more: Any) -> subprocess.Popen[bytes]:
 
 def clean(process: subprocess.Popen[bytes], *codes: int) -> bytes:
     assert process.stderr is not None
-    told = process.stderr.read()
+    outcome = process.stderr.read()
     process.stderr.close()
-    assert process.wait(120) in codes, told
-    assert b"Traceback" not in told
-    assert b"Exception" not in told
-    assert told.count(b"\n") <= 1
-    return told
+    assert process.wait(120) in codes, outcome
+    assert b"Traceback" not in outcome
+    assert b"Exception" not in outcome
+    assert outcome.count(b"\n") <= 1
+    return outcome
 
 
 @pytest.mark.parametrize("arguments", [("models",), ("methods", "--json"), ("cite", "lrp"), ("--help",)])
@@ -199,8 +199,8 @@ runpy.run_module("vitreous", run_name="__main__", alter_sys=True)
     process = subprocess.Popen(
         [sys.executable, "-c", script], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment()
     )
-    told = clean(process, 130)
-    assert told.startswith(b"vitreous: stopped")
+    outcome = clean(process, 130)
+    assert outcome.startswith(b"vitreous: stopped")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can be someone else")

@@ -35,9 +35,9 @@ def started(file: Path, out: Path, workers: int = 1) -> subprocess.Popen[Any]:
 
 def finished(file: Path, out: Path, workers: int = 1) -> None:
     process = started(file, out, workers)
-    told, errors = process.communicate(timeout=300)
+    outcome, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert "units are done" in told
+    assert "units are done" in outcome
 
 
 def at_work(process: subprocess.Popen[Any]) -> bool:
@@ -46,14 +46,14 @@ def at_work(process: subprocess.Popen[Any]) -> bool:
     return any(" units" in line for line in process.stderr)
 
 
-def check(out: Path, whole: Path) -> None:
+def check(out: Path, complete: Path) -> None:
     store = Store(out)
-    found = status(store)
-    assert (found.done, found.damaged) == (found.total, ())
+    result = status(store)
+    assert (result.done, result.damaged) == (result.total, ())
     assert len(store.plans()) == 1
-    assert len(store.finished()) == found.total
+    assert len(store.finished()) == result.total
     assert not list(out.rglob(".vitreous-*"))
-    assert_same(out, whole)
+    assert_same(out, complete)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def complete(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody interrupts."""
     out = tmp_path_factory.mktemp("whole") / "run"
     ran(read(file), out)
@@ -72,7 +72,7 @@ def whole(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(file: Path, whole: Path, tmp_path: Path, kills: int) -> None:
+def test_killed_at_random_moments(file: Path, complete: Path, tmp_path: Path, kills: int) -> None:
     draw, killed, number = random.Random(kills), 0, 0
     while killed < kills:
         out = tmp_path / str(number)
@@ -89,12 +89,12 @@ def test_killed_at_random_moments(file: Path, whole: Path, tmp_path: Path, kills
             assert process.returncode == -signal.SIGKILL
             killed += 1
         finished(file, out)
-        check(out, whole)
+        check(out, complete)
         number += 1
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_interrupted_from_the_keyboard(file: Path, whole: Path, tmp_path: Path, workers: int) -> None:
+def test_interrupted_from_the_keyboard(file: Path, complete: Path, tmp_path: Path, workers: int) -> None:
     process = started(file, tmp_path / "run", workers)
     assert at_work(process)
     time.sleep(0.3 if workers == 1 else 3)
@@ -105,4 +105,4 @@ def test_interrupted_from_the_keyboard(file: Path, whole: Path, tmp_path: Path, 
     assert "Traceback" not in errors
     assert len(Store(tmp_path / "run").finished()) < IMAGES
     finished(file, tmp_path / "run", workers)
-    check(tmp_path / "run", whole)
+    check(tmp_path / "run", complete)

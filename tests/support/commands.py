@@ -52,8 +52,8 @@ def run(*arguments: Any) -> Result:
 
 def result(out: str | Path, name: str) -> Path:
     """The only result about a picture, by the folder of the picture."""
-    (found,) = (path.parent for path in Path(out, name).glob("*/*/manifest.json"))
-    return found
+    (actual,) = (path.parent for path in Path(out, name).glob("*/*/manifest.json"))
+    return actual
 
 
 def photographs(folder: Path) -> Path:

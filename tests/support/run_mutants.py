@@ -54,16 +54,16 @@ def leaves(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def mutate(data: Any, draw: random.Random) -> tuple[Any, str]:
     """Return a copy with one value replaced or removed, and what was done."""
-    made = json.loads(json.dumps(data))
-    path = draw.choice(list(leaves(made)))
-    owner = made
+    created = json.loads(json.dumps(data))
+    path = draw.choice(list(leaves(created)))
+    owner = created
     for key in path[:-1]:
         owner = owner[key]
     if draw.random() < 0.2:
         del owner[path[-1]]
-        return made, f"without {path}"
+        return created, f"without {path}"
     owner[path[-1]] = draw.choice(VALUES)
-    return made, f"{path} = {owner[path[-1]]!r:.60}"
+    return created, f"{path} = {owner[path[-1]]!r:.60}"
 
 
 def renumber(plan: Any, run: Path | None = None) -> Any:
@@ -87,8 +87,8 @@ def renumber(plan: Any, run: Path | None = None) -> Any:
         file = None if run is None else run / "units" / f"{unit['id']}.npz"
         unit["id"] = new
         if file is not None and file.exists():
-            arrays, said = unpack_unit(file.read_bytes())
-            file.with_name(f"{new}.npz").write_bytes(pack_unit(arrays, {**said, "unit": unit}))
+            arrays, info = unpack_unit(file.read_bytes())
+            file.with_name(f"{new}.npz").write_bytes(pack_unit(arrays, {**info, "unit": unit}))
     return plan
 
 
@@ -100,9 +100,9 @@ def write(run: Path, name: str, data: Any) -> None:
     (run / name).write_text(json.dumps(data))
 
 
-def repacked(file: Path, arrays: Any, said: Any) -> None:
+def repacked(file: Path, arrays: Any, info: Any) -> None:
     """Write a unit whose checksums are right, whatever it says."""
-    content = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    content = np.frombuffer(json.dumps(info).encode(), np.uint8)
     np.savez(file, **{**arrays, "info.json": content})
 
 
@@ -127,11 +127,11 @@ def mutant(run: Path, out: Path, seed: int) -> str:
         data, what = mutate({"schema": "vitreous.failure/1", "tries": ["once", "twice"]}, draw)
         write(out, f"failures/{unit.stem}.json", data)
     elif kind == "words":
-        arrays, said = unpack_unit(unit.read_bytes())
-        said, what = mutate(said, draw)
-        repacked(unit, arrays, said)
+        arrays, info = unpack_unit(unit.read_bytes())
+        info, what = mutate(info, draw)
+        repacked(unit, arrays, info)
     elif kind == "array":
-        arrays, said = unpack_unit(unit.read_bytes())
+        arrays, info = unpack_unit(unit.read_bytes())
         name = draw.choice(sorted(arrays))
         own = arrays[name]
         strange = [
@@ -145,7 +145,7 @@ def mutant(run: Path, out: Path, seed: int) -> str:
         new: Any = draw.choice([*strange, None])
         arrays = {**arrays, name: new} if new is not None else {k: v for k, v in arrays.items() if k != name}
         what = f"{name}: {None if new is None else (new.shape, new.dtype)}"
-        repacked(unit, arrays, said)
+        repacked(unit, arrays, info)
     elif kind == "zip":
         what = _rezipped(unit, draw)
     else:
@@ -172,10 +172,10 @@ def _rezipped(file: Path, draw: random.Random) -> str:
     return f"byte {at} of the record at {start}"
 
 
-def zipped(members: dict[str, bytes], **how: Any) -> bytes:
+def zipped(members: dict[str, bytes], **options: Any) -> bytes:
     """Return a zip file of these members."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", **how) as archive:
+    with zipfile.ZipFile(out, "w", **options) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return out.getvalue()

@@ -74,16 +74,16 @@ def of_folder(folder: Path, **more: Any) -> Protocol:
 
 
 def bench(protocol: Protocol, out: Path, **more: Any) -> BenchmarkRun:
-    made = BenchmarkRun(protocol, out, Options(device="cpu", threads=1, **more))
-    made.prepare()
-    return made
+    created = BenchmarkRun(protocol, out, Options(device="cpu", threads=1, **more))
+    created.prepare()
+    return created
 
 
 def ran(protocol: Protocol, out: Path, **more: Any) -> Store:
     """Run it to the end, here."""
-    made = bench(protocol, out, **more)
-    made.work()
-    return made.store
+    created = bench(protocol, out, **more)
+    created.work()
+    return created.store
 
 
 def copied(run: Path, out: Path) -> Path:
@@ -94,12 +94,12 @@ def copied(run: Path, out: Path) -> Path:
 def arrays(out: Path) -> dict[str, dict[str, Any]]:
     """What every unit found, by its id; times and such are left out."""
     store = Store(out)
-    found = {}
+    result = {}
     for unit in store.finished():
         read = store.read(unit)
         assert read is not None, unit
-        found[unit] = read[0]
-    return found
+        result[unit] = read[0]
+    return result
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -107,9 +107,9 @@ def assert_same(one: Path, other: Path) -> None:
     left, right = arrays(one), arrays(other)
     assert left.keys() == right.keys()
     assert left
-    for unit, found in left.items():
-        assert found.keys() == right[unit].keys()
-        for name, values in found.items():
+    for unit, result in left.items():
+        assert result.keys() == right[unit].keys()
+        for name, values in result.items():
             other_values = right[unit][name]
             assert values.dtype == other_values.dtype, (unit, name)
             assert values.tobytes() == other_values.tobytes(), (unit, name)
@@ -117,19 +117,19 @@ def assert_same(one: Path, other: Path) -> None:
 
 def cells(out: Path) -> dict[tuple[str, ...], Any]:
     """Every map and every score of a run by what it is of, whatever the units."""
-    store, found = Store(out), {}
+    store, result = Store(out), {}
     for plan, unit in wanted_units(store.plans()):
         setting, read = plan.config_of(unit), store.read(unit.id)
         assert read is not None, unit
-        values, said = read
-        for place, picture in enumerate(said["images"]):
+        values, info = read
+        for place, picture in enumerate(info["images"]):
             for i, name in enumerate(unit.methods):
                 for mode in unit.modes:
                     row = values[f"rows/{i}/{mode}"][place]
-                    found[map_cell(setting, unit.seed, picture, name, mode)] = values[f"maps/{i}"][row]
+                    result[map_cell(setting, unit.seed, picture, name, mode)] = values[f"maps/{i}"][row]
                 for j, label in enumerate(unit.metrics):
-                    found[score_cell(setting, unit.seed, picture, name, label)] = values[f"parts/{i}/{j}"][place]
-    return found
+                    result[score_cell(setting, unit.seed, picture, name, label)] = values[f"parts/{i}/{j}"][place]
+    return result
 
 
 def assert_close(one: Path, other: Path) -> None:
@@ -144,8 +144,8 @@ QUICK = ("--device", "cpu", "--workers", 1)
 
 
 def two_sets() -> Protocol:
-    known = tiny(methods=("rollout", "ixg"), metrics=("gini", "pointing_game"))
+    wanted = tiny(methods=("rollout", "ixg"), metrics=("gini", "pointing_game"))
     data = DataSpec("world", label="one", images=2, split="test", metrics=("gini",))
     models = (ModelSpec("world", "world"), ModelSpec("cnn", "world-cnn", methods=("ixg",)))
     also = (DataSpec("world", label="two", images=2, split="train"),)
-    return dataclasses.replace(known, data=data, also=also, models=models)
+    return dataclasses.replace(wanted, data=data, also=also, models=models)
