@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+import vitreous as vt
 from vitreous.cli import options
 from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError, nearest
@@ -36,8 +37,6 @@ _METRIC_LEGEND = (
 
 def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the methods: class-specific or not, cost in forwards and backwards, models, paper; or describe one."""
-    import vitreous as vt
-
     infos = _find("method", vt.list_methods(), pattern)
     if as_json:
         options.print_json([_method_json(info) for info in infos])
@@ -55,8 +54,6 @@ def methods(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
 
 def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the metrics: direction, what they need and cost, what meta-evaluation says, paper; or describe one."""
-    import vitreous as vt
-
     infos = _find("metric", vt.list_metrics(), pattern)
     if as_json:
         options.print_json([_metric_json(info) for info in infos])
@@ -72,8 +69,6 @@ def metrics(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
 
 def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
     """List the models that can be loaded by name, with the weights the hub has for them."""
-    import vitreous as vt
-
     infos = [info for info in vt.list_models() if _matches(pattern, info.name)]
     if not infos:
         names = [info.name if "/" in (pattern or "") else info.name.partition("/")[2] for info in vt.list_models()]
@@ -89,8 +84,6 @@ def models(pattern: _Pattern = None, as_json: options.AsJson = False) -> None:
 
 def cite(method: Annotated[str, Argument(help="A name or a whole spec.", show_default=False)]) -> None:
     """Print the BibTeX of the papers behind a method and everything it is composed of."""
-    import vitreous as vt
-
     infos = _named(vt.list_methods(), method.strip())
     infos = infos or [component.info for component in vt.get_method(method).components()]
     papers = {paper.key: paper for info in infos for paper in info.papers}
@@ -271,8 +264,6 @@ def diagnose(
 
     The checks need no particular weights: --no-pretrained examines the architecture without fetching any.
     """
-    import vitreous as vt
-
     model, others = options.model_first(model, [] if word is None else [word])
     if others:
         raise VitreousError(f"there are two models: {others[0]} and --model {model}")
@@ -316,8 +307,6 @@ def stats(
     Ten photographs are nearly enough, two hundred are plenty. An image that cannot be read is named and skipped, and
     the exit code is 1.
     """
-    import vitreous as vt
-
     model, images = options.model_first(model, words)
     advice = "choose another --out, or add --overwrite or --resume"
     overwrite = result_options.overwrite

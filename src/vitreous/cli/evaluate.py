@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import vitreous as vt
 from vitreous import io as disk
 from vitreous.cli import options
 from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
 from vitreous.registry.defaults import EFFORT_LEVELS
-
-if TYPE_CHECKING:
-    from vitreous.results import ScoreTable
 
 _MAX_SCENES = 100_000
 
@@ -60,7 +58,6 @@ def evaluate(
 
     Random, constant and centre maps stand in every table: a method that does not beat them explains nothing.
     """
-    import vitreous as vt
     from vitreous.viz.plots import require as require_plots
 
     model, images = options.model_first(model, words)
@@ -91,8 +88,6 @@ def evaluate(
 
 def _check_methods(specs: list[str], allowed: Sequence[str] = ()) -> list[str]:
     """Refuse specs that are wrong, before the work; folders of maps and levels of effort are none."""
-    import vitreous as vt
-
     for spec in specs:
         if not os.path.isdir(spec) and spec not in allowed:
             vt.get_method(spec)
@@ -101,8 +96,6 @@ def _check_methods(specs: list[str], allowed: Sequence[str] = ()) -> list[str]:
 
 def _check_requirements(specs: Sequence[str], labels: Path | None, annotations: Path | None, target: str) -> None:
     """Refuse metrics that need what was not given."""
-    import vitreous as vt
-
     metrics = {spec: vt.get_metric(spec) for spec in specs}
     by_label = [spec for spec, metric in metrics.items() if metric.needs_labels]
     by_label += ["--target label"] if target == "label" else []
@@ -113,7 +106,7 @@ def _check_requirements(specs: Sequence[str], labels: Path | None, annotations: 
         raise VitreousError(f"{by_annotation[0]} needs to know where the objects are: give --annotations")
 
 
-def _cost_notes(table: ScoreTable) -> list[str]:
+def _cost_notes(table: vt.ScoreTable) -> list[str]:
     plan = table.plan
     batch = f"batch {plan['forward_batch']}, {plan['precision']}"
     notes = [f"{plan['images']} images, {plan['states']} states, {batch}"]
@@ -179,8 +172,6 @@ def funnybirds(
 
     Every part subset of every scene is rendered anew and run once, for all methods.
     """
-    import vitreous as vt
-
     if word is not None and model is not None:
         raise VitreousError(f"the model is named twice: {word} and {model}")
     if not 1 <= scenes <= _MAX_SCENES:
@@ -229,8 +220,6 @@ def meta_evaluate(
     Each metric scores the same maps of scenes: what removing every part really costs the model (the oracle), the oracle
     made worse in known ways, the centre, and random maps. A metric that does not see that order is marked.
     """
-    import vitreous as vt
-
     metrics = options.read_specs(metric, "metric") or None
     for spec in metrics or ():
         vt.get_metric(spec)

@@ -8,21 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer import Argument, Option
 
+import vitreous as vt
 from vitreous import io as disk
 from vitreous.cli import options
 from vitreous.cli.options import LimitOptions, ModelOptions, QueryOptions, ResultOptions, with_options
 from vitreous.errors import VitreousError
 from vitreous.registry import defaults
 from vitreous.registry.defaults import display_name
-
-if TYPE_CHECKING:
-    from vitreous.models import VisionModel
-    from vitreous.results import Archive, Explanation
 
 _MAX_JSON_VALUES = 4096  # larger maps are written to files only
 
@@ -57,8 +54,6 @@ def explain(
     IMAGE/METHOD/CLASS; another question about an image is another result. With --json and without --out nothing is
     written. Of several images, one that cannot be read is named and skipped, and the exit code is 1.
     """
-    import vitreous as vt
-
     options.check_effort(effort, method or ())
     result_options.check(html, ".html", ".htm")
     methods = list(map(vt.get_method, options.read_specs(method, "method")))
@@ -89,7 +84,7 @@ class _Job(NamedTuple):
 
 
 def _plan_jobs(
-    model: VisionModel,
+    model: vt.VisionModel,
     questions: Iterable[tuple[Any, str | None]],
     query: dict[str, Any],
     images: Sequence[Path],
@@ -97,8 +92,6 @@ def _plan_jobs(
     resume: bool,
 ) -> list[_Job]:
     """Return every method with every target, each question once, with the images of which it was not asked before."""
-    import vitreous as vt
-
     jobs: list[_Job] = []
     archive, overwrite = results.archive, results.options.overwrite
     for method, target in questions:
@@ -115,7 +108,7 @@ def _plan_jobs(
 
 
 def _run_jobs(
-    model: VisionModel,
+    model: vt.VisionModel,
     jobs: Sequence[_Job],
     query: dict[str, Any],
     results: _Results,
@@ -123,8 +116,6 @@ def _run_jobs(
     is_single: bool,
 ) -> set[Path]:
     """Explain all images of all jobs; return those that cannot be read. A single image must be readable."""
-    import vitreous as vt
-
     skipped: set[Path] = set()
 
     def on_error(path: Path, error: VitreousError) -> None:
@@ -152,7 +143,7 @@ def _run_jobs(
 class _Results:
     """Saves explanations, and collects what is printed about them."""
 
-    archive: Archive | None
+    archive: vt.Archive | None
     options: ResultOptions
     original: bool
     keep: bool
@@ -161,10 +152,10 @@ class _Results:
     rows: list[dict[str, Any]] = field(default_factory=list)
     cells: list[list[str]] = field(default_factory=list)
     verdicts: list[str] = field(default_factory=list)
-    explanations: list[Explanation] = field(default_factory=list)
+    explanations: list[vt.Explanation] = field(default_factory=list)
     questions: set[str] = field(default_factory=set)
 
-    def is_known(self, explanation: Explanation) -> bool:
+    def is_known(self, explanation: vt.Explanation) -> bool:
         """Whether the class that was named is the predicted one, which was asked for too."""
         if explanation.identity is None or self.archive is None:
             return False
@@ -173,7 +164,7 @@ class _Results:
         self.questions.add(question)
         return is_known
 
-    def add(self, explanation: Explanation, is_only: bool) -> None:
+    def add(self, explanation: vt.Explanation, is_only: bool) -> None:
         method, label, folder = display_name(explanation.method), explanation.label, None
         if explanation.check_result is not None:
             which = "" if is_only else f", {method}, {label}"
@@ -200,7 +191,7 @@ class _Results:
             self.options.say(f"{num_answered} left out: the same question is answered already")
 
 
-def _to_json(explanation: Explanation, folder: Path | None) -> dict[str, Any]:
+def _to_json(explanation: vt.Explanation, folder: Path | None) -> dict[str, Any]:
     """Return one explanation as JSON: its manifest, where it was saved, and the map if it is small."""
     is_small = explanation.map.numel() <= _MAX_JSON_VALUES
     return {
@@ -211,8 +202,6 @@ def _to_json(explanation: Explanation, folder: Path | None) -> dict[str, Any]:
 
 
 def _write_page(path: Path | None, results: Any, overwrite: bool) -> None:
-    import vitreous as vt
-
     if path is not None and len(results):
         disk.write_file(path, vt.to_html(results).encode(), overwrite=overwrite)
 
@@ -241,8 +230,6 @@ def compare(
     result_options: ResultOptions,
 ) -> None:
     """Explain one image with several methods, side by side in one labelled panel; one row for each --target."""
-    import vitreous as vt
-
     options.check_effort(effort)
     result_options.check(html, ".html", ".htm")
     methods = list(map(vt.get_method, options.read_specs(method, "method"))) or None
@@ -283,8 +270,6 @@ def why(
     The page has what the model says, where it saw it, what it says without that and with that alone, why not the next
     class, and how far all this can be trusted.
     """
-    import vitreous as vt
-
     options.check_effort(effort, [] if method is None else [method])
     if method is not None:
         vt.get_method(method)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -20,14 +20,12 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+import vitreous as vt
 from vitreous import io as disk
 from vitreous.errors import VitreousError, one_line
 from vitreous.registry import check_choice, check_memory
 from vitreous.registry.defaults import EFFORT_LEVELS
 from vitreous.registry.spec import split_specs
-
-if TYPE_CHECKING:
-    from vitreous.models import VisionModel
 
 TYPER: dict[str, Any] = {"rich_markup_mode": None, "context_settings": {"help_option_names": ["-h", "--help"]}}
 """How every group of commands prints its help."""
@@ -118,13 +116,11 @@ class ModelOptions(OptionGroup):
     device: Device = "auto"
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32"
 
-    def load(self, model: str, quiet: bool) -> VisionModel:
+    def load(self, model: str, quiet: bool) -> vt.VisionModel:
         """Build the model that the options describe."""
-        import vitreous
-
         status = STDERR.status(f"loading {model}") if STDERR.is_terminal and not quiet else nullcontext()
         with log_messages(quiet or self.checkpoint is None), status:
-            return vitreous.load(model, **{"device": self.device, "dtype": self.dtype, **self.chosen()})
+            return vt.load(model, **{"device": self.device, "dtype": self.dtype, **self.chosen()})
 
 
 @dataclass(frozen=True)
