@@ -12,13 +12,7 @@ from vitreous.errors import VitreousError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "Pace",
-    "Progress",
-    "bar",
-    "duration_in_words",
-    "track_progress",
-]
+__all__ = ["Counter", "Pace", "Progress", "bar", "duration_in_words", "track_progress"]
 
 Progress = Callable[[float, Union[int, None]], None]  # noqa: UP007 - evaluated at run time on Python 3.10
 """Called with how much is done (images, of which fractions count, or states) and how much there is, if known."""
@@ -56,6 +50,18 @@ def track_progress(progress: Progress | bool | None, title: str) -> Iterator[Pro
         yield progress
     else:
         raise VitreousError(f"progress={progress!r:.60} is neither True nor a function of done and total")
+
+
+class Counter:
+    """Adds up inputs or states that were run, and calls a progress function with their sum and their total number."""
+
+    def __init__(self, progress: Progress | None, total: int | None) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        if self.progress is not None and count:
+            self.progress(self.done if self.total is None else min(self.done, self.total), self.total)
 
 
 def duration_in_words(seconds: float) -> str:

@@ -56,9 +56,9 @@ def important(found: Importances, image: int, t: float) -> set[int]:
 
 
 def fall(facts: Interventions, image: int, k: int, label: int) -> float:
-    whole = facts.kept[image, bits(range(P)), label]
+    whole = facts.with_parts[image, bits(range(P)), label]
     if k < P:
-        return float(whole - facts.kept[image, bits(set(range(P)) - {k}), label])
+        return float(whole - facts.with_parts[image, bits(set(range(P)) - {k}), label])
     return float(whole - facts.without[image, k - P, label])
 
 
@@ -86,7 +86,7 @@ def test_pairs() -> None:
 
 def test_accuracy_and_background(facts: Interventions) -> None:
     for image, label in enumerate(facts.labels):
-        whole = facts.kept[image, 31]
+        whole = facts.with_parts[image, 31]
         assert facts.accuracy()[image] == (max(range(48), key=lambda k: whole[k]) == label)
         objects = [k for k in there(facts, image) if k >= P]
         matter = [k for k in objects if fall(facts, image, k, label) >= 0.05 * abs(whole[label])]
@@ -100,7 +100,7 @@ def test_completeness(facts: Interventions) -> None:
     dc, d = facts.deletion(pred, LEVELS), facts.distractibility(target, LEVELS)
     seen = set()
     for image, (place, t) in product(range(N), enumerate(LEVELS)):
-        label, said = int(facts.labels[image]), int(facts.kept[image, 31].argmax())
+        label, said = int(facts.labels[image]), int(facts.with_parts[image, 31].argmax())
         if np.isnan(target.totals[image]):
             assert all(np.isnan(each[image, place]) for each in (csdc, pc, dc, d))
             continue
@@ -111,9 +111,9 @@ def test_completeness(facts: Interventions) -> None:
             best = max(len(some & mine) / len(some) for some in smallest(label))
             assert csdc[image, place] == pytest.approx(best)
         parts = {p for p in important(pred, image, t) if p < P}
-        assert pc[image, place] == (facts.kept[image, bits(parts)].argmax() == said)
-        assert dc[image, place] == (facts.kept[image, bits(set(range(P)) - parts)].argmax() != said)
-        enough = 0.05 * abs(facts.kept[image, 31, label])
+        assert pc[image, place] == (facts.with_parts[image, bits(parts)].argmax() == said)
+        assert dc[image, place] == (facts.with_parts[image, bits(set(range(P)) - parts)].argmax() != said)
+        enough = 0.05 * abs(facts.with_parts[image, 31, label])
         idle = {k for k in there(facts, image) if fall(facts, image, k, label) < enough}
         expected = 1 - len(mine & idle) / len(idle) if idle else math.nan
         assert d[image, place] == pytest.approx(expected, nan_ok=True)
@@ -148,7 +148,7 @@ def test_target_sensitivity(facts: Interventions) -> None:
             assert np.isnan(scores[image])
             continue
         alike = [{p for p in range(P) if TABLE[k, p] == TABLE[label, p]} for k in (first, second)]
-        logits = facts.kept[image]
+        logits = facts.with_parts[image]
         hurt = [[logits[31, k] - logits[bits(set(range(P)) - some), k] for some in alike] for k in (first, second)]
         if not (hurt[0][0] > hurt[0][1] and hurt[1][1] > hurt[1][0]):
             assert np.isnan(scores[image])
@@ -171,8 +171,8 @@ def test_oracles_of_sets_pass_one_of_the_two_checks(facts: Interventions) -> Non
         values = np.zeros((N, P + K))
         for image, (sets, label) in enumerate(zip(alike, chosen[:, which], strict=True)):
             for some in sets:
-                left = facts.kept[image, bits(set(range(P)) - some), label]
-                values[image, list(some)] = (facts.kept[image, 31, label] - left) / len(some)
+                left = facts.with_parts[image, bits(set(range(P)) - some), label]
+                values[image, list(some)] = (facts.with_parts[image, 31, label] - left) / len(some)
         return Importances(values, np.ones(N))
 
     scores = facts.target_sensitivity(joint(0), joint(1), pairs)

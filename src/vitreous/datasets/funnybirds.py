@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from vitreous.datasets.files import check_folder, describe, misfit
 from vitreous.datasets.images import LoadedImage, open_image
 from vitreous.errors import ImageError
 from vitreous.registry import check_choice
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Colour = tuple[int, int, int]
 _SOURCE = "funnybirds"
@@ -97,7 +100,7 @@ class FunnyBirdsFiles:
     """Background objects of each image."""
 
     @classmethod
-    def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFiles:
+    def of(cls, root: str | Path, layout: Layout | None = None) -> Self:
         """Read the tables of a folder; images are opened later."""
         root, layout = Path(root), layout or Layout()
         if not os.path.isdir(root):

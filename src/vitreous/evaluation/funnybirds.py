@@ -16,13 +16,7 @@ from torch import Tensor, nn
 
 from vitreous.datasets import LoadedImage, Sample, batched
 from vitreous.errors import VitreousError, VitreousWarning
-from vitreous.evaluation.funnybirds_data import (
-    FunnyBirdsFolder,
-    FunnyBirdsScenes,
-    FunnyBirdsSource,
-    Intervention,
-    PartMasks,
-)
+from vitreous.evaluation.funnybirds_data import FunnyBirdsFolder, FunnyBirdsScenes, Intervention, PartMasks
 from vitreous.evaluation.funnybirds_scores import Importances, Interventions, disjoint_pairs
 from vitreous.evaluation.plan import EvaluationPlan, explainers_of, image_shape_of, with_batch_sizes
 from vitreous.evaluation.runner import Attributor, provenance
@@ -30,7 +24,7 @@ from vitreous.metrics import BatchRunner, EvaluationConfig, Maps
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.ranking import FLAGS, Array, enlarged, flag
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Progress, track_progress
+from vitreous.progress import Counter, Progress, track_progress
 from vitreous.results.funnybirds import FunnyBirdsChecks, FunnyBirdsResult
 from vitreous.world import Scene, World
 
@@ -66,9 +60,10 @@ class PartReader:
     def importances(self, maps: Array) -> tuple[Array, Array]:
         """Return what maps ``[m, S, S]`` hold inside each part and object ``[m, count]``, and in all ``[m]``.
 
-        Instances of a part are summed; what an image does not have is NaN.
+        Instances of a part are summed. What an image does not have is NaN; so is all of a map that is not finite.
         """
         flat = maps.reshape(len(maps), -1)
+        flat = np.where(np.isfinite(flat).all(axis=1, keepdims=True), flat, np.nan)
         belongs = self._owners[:, None] == np.arange(self._count)
         inside = (flat @ self._dilated.T) @ belongs.astype(np.float64)
         inside[:, ~belongs.any(axis=0)] = np.nan
@@ -100,7 +95,7 @@ class PartReader:
 def funnybirds(
     model: VisionModel | nn.Module,
     methods: Any = None,
-    scenes: World | Sequence[Scene] | str | Path | FunnyBirdsSource | None = None,
+    scenes: World | Sequence[Scene] | str | Path | FunnyBirdsScenes | None = None,
     *,
     thresholds: Sequence[float] = THRESHOLDS,
     fixed: float = 0.1,
@@ -176,11 +171,12 @@ def funnybirds(
     size = vision_model.preprocess.size
     config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
     plan = EvaluationPlan(explainers, {}, image_shape_of(vision_model, size), config)
-    run = _Run(vision_model, plan, source, share, dilation_width(source.size, dilation), oracle)
-    with track_progress(progress, "states") as run.on_progress:
-        for group in batched(range(len(source.names)), config.images_per_unit):
-            run.add(range(group[0], group[-1] + 1))
-    return run.result(tuple(explainers), levels, n_bootstrap, seed)
+    names = (*explainers, *([_ORACLE] if oracle else []))
+    run = _Run(vision_model, plan, source, share, dilation_width(source.size, dilation), names)
+    with track_progress(progress, "states") as run.counter.progress:
+        for start in range(0, len(source.names), config.images_per_unit):
+            run.add(range(len(source.names))[start : start + config.images_per_unit])
+    return run.result(levels, n_bootstrap, seed)
 
 
 @dataclass
@@ -189,63 +185,54 @@ class _Run:
 
     model: VisionModel
     plan: EvaluationPlan
-    source: FunnyBirdsSource
+    source: FunnyBirdsFolder | FunnyBirdsScenes
     share: float
     dilation: int
-    oracle: bool
-    on_progress: Progress | None = None
+    methods: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        source, model = self.source, self.model
-        count = len(source.variants)
-        if model.num_classes != count:
+        source, classes, images = self.source, self.model.num_classes, len(self.source.names)
+        if classes != len(source.variants):
             raise VitreousError(
-                f"{model.name} has {model.num_classes} classes, not the {count} of {source.description}"
+                f"{self.model.name} has {classes} classes, not the {len(source.variants)} of {source.description}"
             )
         self.pairs = disjoint_pairs(source.variants)
-        self.engine = BatchRunner(model, self.plan.config, self._tick)
-        self.interventions: list[Interventions] = []
-        self.importances: dict[str, list[dict[str, Importances]]] = {}
-        self.flags: dict[str, list[Array]] = {}
-        self.objects_seen, self.done, self.explaining, self.began = 0, 0, 0.0, time.perf_counter()
-        self.total = sum(2 ** len(source.parts) + len(source.objects(i)) for i in range(len(source.names)))
-        self.count = len(source.parts) + source.most_objects
-        self.all_parts = 2 ** len(source.parts) - 1
-
-    def _tick(self, states: int) -> None:
-        self.done += states
-        if self.on_progress is not None and states:
-            self.on_progress(self.done, self.total)
+        self.all_parts, self.count = 2 ** len(source.parts) - 1, len(source.parts) + source.most_objects
+        states = sum(self.all_parts + 1 + len(source.objects(image)) for image in range(images))
+        self.counter = Counter(None, states)
+        self.runner = BatchRunner(self.model, self.plan.config, self.counter)
+        with_parts = np.full((images, self.all_parts + 1, classes), np.nan)
+        without = np.full((images, source.most_objects, classes), np.nan)
+        self.interventions = Interventions(source.labels, with_parts, without, source.variants, self.share)
+        self.values = {name: np.empty((images, len(_MODES), self.count)) for name in self.methods}
+        self.totals = {name: np.empty((images, len(_MODES))) for name in self.methods}
+        self.flags = {name: np.zeros((images, 2), np.int8) for name in self.methods}
+        self.objects_seen, self.explaining, self.start = 0, 0.0, time.perf_counter()
 
     def add(self, images: range) -> None:
         """Run the interventions of some images, explain them, and read the maps."""
-        facts = self._intervene(images)
-        labels = facts.labels
+        self._intervene(images)
+        interventions = self.interventions.rows(images)
+        labels = interventions.labels
         pairs = np.where(self.pairs[labels] < 0, labels[:, None], self.pairs[labels])
-        classes = dict(zip(_MODES, (labels, facts.predicted, pairs[:, 0], pairs[:, 1]), strict=True))
-        began = time.perf_counter()
+        classes = dict(zip(_MODES, (labels, interventions.predicted, pairs[:, 0], pairs[:, 1]), strict=True))
+        start = time.perf_counter()
         maps = self._maps(images, classes)
-        self.explaining += time.perf_counter() - began
-        self._read(images, facts, classes, maps)
-        self.interventions.append(facts)
+        self.explaining += time.perf_counter() - start
+        self._read(images, np.stack([interventions.drops(classes[mode]) for mode in _MODES], axis=1), maps)
 
-    def _intervene(self, images: range) -> Interventions:
-        source, count = self.source, self.model.num_classes
-        changes = [Intervention(image, kept) for image in images for kept in range(self.all_parts + 1)]
+    def _intervene(self, images: range) -> None:
+        changes = [Intervention(image, subset) for image in images for subset in range(self.all_parts + 1)]
         changes += [
-            Intervention(image, self.all_parts, object_) for image in images for object_ in source.objects(image)
+            Intervention(image, self.all_parts, object_) for image in images for object_ in self.source.objects(image)
         ]
-        kept = np.full((len(images), self.all_parts + 1, count), np.nan)
-        without = np.full((len(images), source.most_objects, count), np.nan)
-        for batch in batched(changes, self.engine.batch_size):
-            logits = self.engine.forward(self._inputs(batch)).double().cpu().numpy()
+        for batch in batched(changes, self.runner.batch_size):
+            logits = self.runner.forward(self._inputs(batch)).double().cpu().numpy()
             for change, row in zip(batch, logits, strict=True):
-                index = change.image - images.start
                 if change.without < 0:
-                    kept[index, change.kept] = row
+                    self.interventions.with_parts[change.image, change.parts] = row
                 else:
-                    without[index, change.without] = row
-        return Interventions(source.labels[images.start : images.stop], kept, without, source.variants, self.share)
+                    self.interventions.without[change.image, change.without] = row
 
     def _inputs(self, changes: Sequence[Intervention]) -> Tensor:
         """Return images as the model takes them."""
@@ -256,12 +243,12 @@ class _Run:
 
     def _maps(self, images: range, classes: Mapping[str, Array]) -> dict[str, Maps]:
         changes = [Intervention(image, self.all_parts) for image in images]
-        inputs = torch.cat([self._inputs(batch) for batch in batched(changes, self.engine.batch_size)])
+        inputs = torch.cat([self._inputs(batch) for batch in batched(changes, self.runner.batch_size)])
         samples = [
             Sample(LoadedImage(tensor, _NO_IMAGE, self.source.names[image]), image)
             for image, tensor in zip(images, inputs, strict=True)
         ]
-        attributor = Attributor(self.model, self.plan, samples, inputs, self._tick)
+        attributor = Attributor(self.model, self.plan, samples, inputs, self.counter)
         jobs, rows = attributor.jobs(
             {mode: torch.from_numpy(indices).to(self.model.device) for mode, indices in classes.items()}
         )
@@ -270,86 +257,74 @@ class _Run:
         self.plan = replace(self.plan, config=smaller)  # what ran out of memory once is not tried again
         return maps
 
-    def _read(
-        self, images: range, facts: Interventions, classes: Mapping[str, Array], maps: Mapping[str, Maps]
-    ) -> None:
-        side, count = (self.source.size, self.source.size), len(self.source.parts)
-        names = [*maps, *([_ORACLE] if self.oracle else [])]
-        values = {name: np.empty((len(images), len(_MODES), self.count)) for name in names}
-        totals = {name: np.empty((len(images), len(_MODES))) for name in names}
+    def _read(self, images: range, drops: Array, maps: Mapping[str, Maps]) -> None:
+        size = self.source.size, self.source.size
         arrays = {name: map_.values.double().cpu().numpy() for name, map_ in maps.items()}
-        drops = np.stack([facts.drops(classes[mode]) for mode in _MODES], axis=1)
-        for index, parts in enumerate(self.source.masks(images)):
-            self.objects_seen += int(parts.masks[parts.owners >= count].any(axis=(1, 2)).sum())
+        for index, (image, parts) in enumerate(zip(images, self.source.masks(images), strict=True)):
+            is_object = parts.owners >= len(self.source.parts)
+            self.objects_seen += int(parts.masks[is_object].any(axis=(1, 2)).sum())
             reader = PartReader(parts, self.count, self.dilation)
-            for name in names:
+            for name in self.methods:
                 if name in maps:
                     rows = [maps[name].rows[mode][index] for mode in _MODES]
-                    fine = enlarged(arrays[name][rows], side, self.plan.config.interpolation)
+                    fine = enlarged(arrays[name][rows], size, self.plan.config.interpolation)
                 else:
                     fine = reader.oracle(drops[index])
-                values[name][index], totals[name][index] = reader.importances(_finite(fine))
-        for name in names:
-            read = {mode: Importances(values[name][:, m], totals[name][:, m]) for m, mode in enumerate(_MODES)}
-            self.importances.setdefault(name, []).append(read)
-            self.flags.setdefault(name, []).append(_flags(maps.get(name), len(images)))
+                self.values[name][image], self.totals[name][image] = reader.importances(fine)
+        for name, map_ in maps.items():
+            codes = flag(map_.values).cpu().numpy()
+            self.flags[name][images.start : images.stop] = np.stack(
+                [codes[map_.rows[mode]] for mode in _MODES[:2]], axis=1
+            )
 
-    def result(self, methods: tuple[str, ...], levels: Array, n_bootstrap: int, seed: int) -> FunnyBirdsResult:
+    def result(self, levels: Array, n_bootstrap: int, seed: int) -> FunnyBirdsResult:
         """Put the numbers of all images together."""
-        labels, kept, without = (
-            np.concatenate([getattr(facts, name) for facts in self.interventions])
-            for name in ("labels", "kept", "without")
-        )
-        facts = Interventions(labels, kept, without, self.source.variants, self.share)
-        if isinstance(self.source, FunnyBirdsFolder) and any(self.source.counts) and not self.objects_seen:
+        interventions, source = self.interventions, self.source
+        if isinstance(source, FunnyBirdsFolder) and any(source.counts) and not self.objects_seen:
             text = (
                 "no background object is seen in any part map, so that none is ever important: are these its colours?"
             )
             warnings.warn(text, VitreousWarning, stacklevel=3)
-        names = (*methods, *([_ORACLE] if self.oracle else []))
-        has_pair, apart = self.pairs[facts.labels, 0] >= 0, facts.told_apart(self.pairs)
+        has_pair = self.pairs[interventions.labels, 0] >= 0
+        can_distinguish = interventions.can_distinguish(self.pairs)
         return FunnyBirdsResult(
-            images=tuple(self.source.names),
-            methods=names,
+            images=tuple(source.names),
+            methods=self.methods,
             thresholds=levels[:-1],
             fixed=float(levels[-1]),
-            accuracy=facts.accuracy(),
-            background=facts.background(),
-            checks={name: self._checks(name, facts, levels) for name in names},
-            degenerate={name: self._degenerate(name) for name in names},
+            accuracy=interventions.accuracy(),
+            background=interventions.background(),
+            checks={name: self._checks(name, levels) for name in self.methods},
+            degenerate={name: self._degenerate(name) for name in self.methods},
             skipped={
-                "csdc": int((facts.accuracy() == 0).sum()),
-                "d": int((~facts.irrelevant().any(axis=1)).sum()),
+                "csdc": int((interventions.accuracy() == 0).sum()),
+                "d": int((~interventions.irrelevant().any(axis=1)).sum()),
                 "ts, no pair of classes": int((~has_pair).sum()),
-                "ts, model does not tell the pair apart": int((has_pair & ~apart).sum()),
+                "ts, model does not tell the pair apart": int((has_pair & ~can_distinguish).sum()),
             },
-            plan=self._record(facts),
+            plan=self._record(),
             n_bootstrap=n_bootstrap,
             seed=seed,
         )
 
-    def _joined(self, name: str, mode: str) -> Importances:
-        units = [unit[mode] for unit in self.importances[name]]
-        return Importances(np.concatenate([u.values for u in units]), np.concatenate([u.totals for u in units]))
-
-    def _checks(self, name: str, facts: Interventions, levels: Array) -> FunnyBirdsChecks:
-        target, pred, one, other = (self._joined(name, mode) for mode in _MODES)
+    def _checks(self, name: str, levels: Array) -> FunnyBirdsChecks:
+        interventions, values, totals = self.interventions, self.values[name], self.totals[name]
+        target, pred, one, other = (Importances(values[:, mode], totals[:, mode]) for mode in range(len(_MODES)))
         curves = [
-            facts.data_check(target, levels),
-            facts.preservation(pred, levels),
-            facts.deletion(pred, levels),
-            facts.distractibility(target, levels),
+            interventions.data_check(target, levels),
+            interventions.preservation(pred, levels),
+            interventions.deletion(pred, levels),
+            interventions.distractibility(target, levels),
         ]
-        sensitivity = facts.target_sensitivity(one, other, self.pairs)
-        return FunnyBirdsChecks(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
+        sensitivity = interventions.target_sensitivity(one, other, self.pairs)
+        return FunnyBirdsChecks(np.stack(curves, axis=1), interventions.single_deletion(target), sensitivity)
 
     def _degenerate(self, name: str) -> dict[str, int]:
-        codes = np.concatenate(self.flags[name])
+        codes, totals = self.flags[name], self.totals[name]
         counts = {kind: int((codes == code).any(axis=1).sum()) for code, kind in enumerate(FLAGS) if code}
-        vacuous = self._joined(name, "target").vacuous | self._joined(name, "pred").vacuous
-        return {**counts, "total not positive": int(vacuous.sum())}
+        return {**counts, "total not positive": int((totals[:, :2] <= 0).any(axis=1).sum())}
 
-    def _record(self, facts: Interventions) -> dict[str, Any]:
+    def _record(self) -> dict[str, Any]:
         source, settings = self.source, self.plan.to_json()
         sizes = ("images_per_unit", "attribution_batch", "forward_batch")
         return {
@@ -357,28 +332,14 @@ class _Run:
             "images": len(source.names),
             "parts": list(source.parts),
             "size": source.size,
-            "states": sum(self.engine.states.values()),
+            "states": sum(self.runner.states.values()),
             "dilation": self.dilation,
             "share": self.share,
             **{name: settings[name] for name in ("methods", "interpolation", "output", "seed", *sizes)},
-            "logits_not_positive": int((facts.whole(facts.labels) <= 0).sum()),
+            "logits_not_positive": int((self.interventions.unchanged(source.labels) <= 0).sum()),
             **provenance(self.model),
-            "seconds": {"total": time.perf_counter() - self.began, "explaining": self.explaining},
+            "seconds": {"total": time.perf_counter() - self.start, "explaining": self.explaining},
         }
-
-
-def _flags(maps: Maps | None, count: int) -> Array:
-    """Return the codes of the maps of the true and the predicted class, ``[n, 2]``."""
-    if maps is None:
-        return np.zeros((count, 2), np.int8)
-    codes = flag(maps.values).cpu().numpy()
-    return np.stack([codes[maps.rows[mode]] for mode in _MODES[:2]], axis=1)
-
-
-def _finite(maps: Array) -> Array:
-    """Return maps with NaN everywhere where anything is not finite: such a map is left out."""
-    bad = ~np.asarray(np.isfinite(maps).all(axis=(1, 2)))
-    return np.where(bad[:, None, None], np.nan, maps)
 
 
 def _levels(thresholds: Sequence[float], fixed: float) -> Array:
@@ -392,13 +353,12 @@ def _levels(thresholds: Sequence[float], fixed: float) -> Array:
     return levels
 
 
-def _source(scenes: Any, model: VisionModel) -> FunnyBirdsSource:
+def _source(scenes: Any, model: VisionModel) -> FunnyBirdsFolder | FunnyBirdsScenes:
     scenes = World(n=50) if scenes is None else scenes
+    if isinstance(scenes, FunnyBirdsFolder | FunnyBirdsScenes):
+        return scenes
     if isinstance(scenes, str | Path):
         return FunnyBirdsFolder.of(Path(scenes))
     if isinstance(scenes, World) or (isinstance(scenes, list | tuple) and all(isinstance(s, Scene) for s in scenes)):
         return FunnyBirdsScenes.of(scenes, model.preprocess.size[0], model.device)
-    if all(hasattr(scenes, name) for name in ("variants", "masks", "most_objects")):
-        source: FunnyBirdsSource = scenes
-        return source
     raise VitreousError(f"{scenes!r:.60} is neither a World, nor a list of scenes, nor a folder")

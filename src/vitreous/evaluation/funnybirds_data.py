@@ -10,33 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.datasets.funnybirds import FunnyBirdsFiles, Layout
+from vitreous.datasets.funnybirds import FunnyBirdsFiles
 from vitreous.errors import VitreousError
 from vitreous.metrics.ranking import Array
 from vitreous.world import NAMES, PARTS, Batch, Scene, World, pack, render
 from vitreous.world.sampling import MAX_OBJECTS, part_table
 
-__all__ = [
-    "Intervention",
-    "FunnyBirdsFolder",
-    "Layout",
-    "FunnyBirdsScenes",
-    "PartMasks",
-    "FunnyBirdsSource",
-]
+__all__ = ["FunnyBirdsFolder", "FunnyBirdsScenes", "Intervention", "PartMasks"]
 
 
 class Intervention(NamedTuple):
-    """An image of which only a set of parts is kept (bit p: part p) and one object is removed (-1: none)."""
+    """An image with only a set of parts (bit p: part p) and without one object (-1: none)."""
 
     image: int
-    kept: int
+    parts: int
     without: int = -1
 
 
@@ -47,56 +40,9 @@ class PartMasks(NamedTuple):
     owners: Array
 
 
-class FunnyBirdsSource(Protocol):
-    """Images of which every part can be removed."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the P parts."""
-
-    @property
-    def variants(self) -> Array:
-        """Which variant of each part a class has, ``[C, P]``."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """A name for every image."""
-
-    @property
-    def labels(self) -> Array:
-        """The true class of every image, ``[n]``."""
-
-    @property
-    def size(self) -> int:
-        """Side of a picture in pixels."""
-
-    @property
-    def most_objects(self) -> int:
-        """Places for background objects."""
-
-    @property
-    def description(self) -> str:
-        """In a few words."""
-
-    def objects(self, image: int) -> Sequence[int]:
-        """Return the places of the background objects that an image has."""
-
-    def images(self, changes: Sequence[Intervention]) -> Tensor:
-        """Return pictures ``[n, 3, S, S]`` in [0, 1]."""
-
-    def masks(self, images: range) -> Iterator[PartMasks]:
-        """Yield where things are, image by image, nothing removed."""
-
-
 @dataclass(frozen=True, eq=False)
 class FunnyBirdsFolder(FunnyBirdsFiles):
     """Rendered images and interventions on disk; a picture is read when it is its turn."""
-
-    @classmethod
-    def of(cls, root: str | Path, layout: Layout | None = None) -> FunnyBirdsFolder:
-        """Read the tables of a folder; pictures are opened later."""
-        files = FunnyBirdsFiles.of(root, layout)
-        return cls(files.root, files.layout, files.labels, files.variants, files.counts)
 
     @property
     def description(self) -> str:
@@ -112,14 +58,15 @@ class FunnyBirdsFolder(FunnyBirdsFiles):
 
     def images(self, changes: Sequence[Intervention]) -> Tensor:
         """Read the pictures; with every part and object there, that is the image itself."""
-        return torch.stack([self._picture(self._path_of(change)) for change in changes])
+        pixels = torch.from_numpy(np.stack([self.pixels(self._path_of(change)) for change in changes]))
+        return pixels.permute(0, 3, 1, 2).contiguous().float() / 255
 
     def masks(self, images: range) -> Iterator[PartMasks]:
         """Yield the instances of parts and the objects of each image, by the colours of its part map."""
         for image in images:
             masks, owners = self.instances(image)
-            every = [*range(len(self.parts)), *(len(self.parts) + k for k in self.objects(image))]
-            hidden = [owner for owner in every if owner not in owners]  # it is there, and wholly hidden
+            all_owners = range(len(self.parts) + self.counts[image])
+            hidden = [owner for owner in all_owners if owner not in owners]  # it is there, and wholly hidden
             empty = np.zeros((len(hidden), self.size, self.size), bool)
             yield PartMasks(np.concatenate([masks, empty]), np.concatenate([owners, np.array(hidden, np.int64)]))
 
@@ -127,13 +74,10 @@ class FunnyBirdsFolder(FunnyBirdsFiles):
         layout, all_parts = self.layout, 2 ** len(self.parts) - 1
         if change.without >= 0:
             return self.path(layout.without, change.image, object=change.without)
-        if change.kept == all_parts:
+        if change.parts == all_parts:
             return self.path(layout.image, change.image)
-        names = [part for number, part in enumerate(self.parts) if change.kept >> number & 1]
+        names = [part for number, part in enumerate(self.parts) if change.parts >> number & 1]
         return self.path(layout.with_parts, change.image, parts="_".join(names) or layout.nothing)
-
-    def _picture(self, path: Path) -> Tensor:
-        return torch.from_numpy(self.pixels(path).copy()).permute(2, 0, 1).float() / 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,14 +92,11 @@ class FunnyBirdsScenes:
 
     def __post_init__(self) -> None:
         label, parts = self.batch.label, self.batch.parts[:, 0]
-        wrong = (parts != part_table(parts.device)[label[:, 0]]).any(dim=1)
-        if wrong.any():
-            place = int(wrong.nonzero()[0])
-            name = NAMES[int(label[place, 0])]
-            raise VitreousError(f"scene {place} is no whole {name}: the protocol removes the parts itself")
-        if (label[:, 1] >= 0).any():
-            place = int((label[:, 1] >= 0).nonzero()[0])
-            raise VitreousError(f"scene {place} has a companion: the protocol looks at one creature")
+        for scene in (parts != part_table(parts.device)[label[:, 0]]).any(dim=1).nonzero().flatten().tolist():
+            name = NAMES[int(label[scene, 0])]
+            raise VitreousError(f"scene {scene} is no whole {name}: the protocol removes the parts itself")
+        for scene in (label[:, 1] >= 0).nonzero().flatten().tolist():
+            raise VitreousError(f"scene {scene} has a companion: the protocol looks at one creature")
 
     @classmethod
     def of(cls, scenes: World | Sequence[Scene], size: int, device: torch.device) -> FunnyBirdsScenes:
@@ -190,23 +131,20 @@ class FunnyBirdsScenes:
     def images(self, changes: Sequence[Intervention]) -> Tensor:
         """Render the scenes with only those parts and without that object."""
         device = self.batch.seed.device
-        image, kept, removed = (torch.tensor(column, device=device) for column in zip(*changes, strict=True))
+        image, subset, removed = (torch.tensor(column, device=device) for column in zip(*changes, strict=True))
         scenes = self.batch[image]
-        bits = (kept[:, None] >> torch.arange(len(PARTS), device=device)) & 1
+        bits = (subset[:, None] >> torch.arange(len(PARTS), device=device)) & 1
         parts = scenes.parts.clone()
         parts[:, 0] = torch.where(bits == 1, parts[:, 0], -1)
-        place = torch.arange(MAX_OBJECTS, device=device)
-        objects = torch.where((place == removed[:, None])[:, :, None], -1, scenes.objects)
+        numbers = torch.arange(MAX_OBJECTS, device=device)
+        objects = torch.where((numbers == removed[:, None])[:, :, None], -1, scenes.objects)
         marker = torch.where((removed == MAX_OBJECTS)[:, None], -1, scenes.marker)
         return render(scenes.replace(parts=parts, objects=objects, marker=marker), self.size).images
 
     def masks(self, images: range) -> Iterator[PartMasks]:
         """Yield the masks of the five parts, the objects and the marker of each scene."""
         rendered = render(self.batch[images.start : images.stop], self.size)
-        for index, image in enumerate(images):
-            objects = self.objects(image)
-            owner = rendered.owner[index : index + 1]
-            rendered_one = type(rendered)(rendered.images[index : index + 1], owner)
-            masks = torch.cat([rendered_one.parts[0], rendered_one.objects[0], rendered_one.marker])
-            owners = [*range(len(PARTS)), *(len(PARTS) + object_ for object_ in objects)]
-            yield PartMasks(np.asarray(masks[owners].cpu().numpy()), np.array(owners))
+        masks = torch.cat([rendered.parts, rendered.objects, rendered.marker[:, None]], dim=1)
+        for image, own in zip(images, masks, strict=True):
+            owners = [*range(len(PARTS)), *(len(PARTS) + object_ for object_ in self.objects(image))]
+            yield PartMasks(np.asarray(own[owners].cpu().numpy()), np.array(owners))
