@@ -24,8 +24,6 @@ from vitreous.tracing import Context, Target, Targets, TargetSpec, plain_target
 from vitreous.tracing.memory import InnerBatch, budget_bytes
 from vitreous.tracing.targets import ClassSets
 
-__all__ = ["FINGERPRINT_DIGITS", "compare", "explain", "explanations_of", "iter_explanations", "python_call"]
-
 _MAX_BATCH = 32
 FINGERPRINT_DIGITS = 12
 """Of a fingerprint, where people read it."""

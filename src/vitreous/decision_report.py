@@ -32,8 +32,6 @@ from vitreous.results import CheckResult, Explanation, Finding, Origin
 from vitreous.tracing import Context, Target, TargetSpec, probabilities
 from vitreous.viz.panels import strength
 
-__all__ = ["BlurredImage", "Why", "assemble", "build", "class_assignment_method", "trust", "why"]
-
 _COMPETES = 0.1
 """The probability of the second class from which on it is shown which class has which patch."""
 _MAX_CLASSES = 5

@@ -36,8 +36,6 @@ from vitreous.world import (
 from vitreous.world.dataset import to_images
 from vitreous.world.models import accuracy, probabilities
 
-__all__ = ["METHODS", "SCHEMA", "write"]
-
 SCHEMA = "vitreous.demo/1"
 
 METHODS = (

@@ -19,25 +19,6 @@ from PIL import Image
 from vitreous.viz.canvas import png_data_uri
 from vitreous.viz.colormap import gradient
 
-__all__ = [
-    "Legend",
-    "Panel",
-    "Section",
-    "Tried",
-    "Trust",
-    "WhyPage",
-    "duration",
-    "figure",
-    "interval",
-    "jpeg_data_uri",
-    "number",
-    "percent",
-    "png_data_uri",
-    "printed",
-    "render",
-    "report",
-]
-
 _TEMPLATES = Path(__file__).parent / "templates"
 _NUMBER = re.compile(r"\s*[-+−]?\d[\d,.]*(e[-+]?\d+)?\s*(%|±.*|s|ms)?\s*", re.IGNORECASE)
 

@@ -12,8 +12,6 @@ from vitreous.errors import VitreousError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Counter", "Pace", "Progress", "bar", "duration_in_words", "track_progress"]
-
 Progress = Callable[[float, Union[int, None]], None]  # noqa: UP007 - evaluated at run time on Python 3.10
 """Called with how much is done (images, of which fractions count, or states) and how much there is, if known."""
 

@@ -13,7 +13,9 @@ import pytest
 import vitreous as vt
 from planted_metrics import planted
 from vitreous.errors import VitreousError
-from vitreous.evaluation.meta_evaluation import metrics_of, runs_of
+from vitreous.evaluation import meta_evaluation
+from vitreous.evaluation.evaluate import named_metrics
+from vitreous.evaluation.meta_evaluation import runs_of
 from vitreous.evaluation.meta_maps import measure_scenes
 from vitreous.evaluation.meta_statistics import CORE, PAIRS
 from vitreous.metrics import ImageShape, get_metric
@@ -159,7 +161,7 @@ GEOMETRY = ImageShape((128, 128), (16, 16), 8)
 
 
 def test_courses() -> None:
-    judges = metrics_of(["insdel", "token_deletion_aopc"])
+    judges = named_metrics(["insdel", "token_deletion_aopc"], by_spec=True)
     runs = list(runs_of(judges, GEOMETRY, 3, 2))
     assert [(run.seed, len(run.maps), len(run.metrics)) for run in runs] == [
         (0, 19, 2),
@@ -185,15 +187,21 @@ def test_pairs_are_of_neighbours() -> None:
     assert ("oracle", "random 1") not in PAIRS
 
 
-def test_all_metrics_are_tried_unless_some_are_named() -> None:
-    assert list(metrics_of(None)) == [info.name for info in vt.list_metrics()]
+def test_all_metrics_are_tried_unless_some_are_named(world: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(metrics: list[str], by_spec: bool) -> None:
+        raise VitreousError(" ".join(metrics))
+
+    monkeypatch.setattr(meta_evaluation, "named_metrics", refuse)
+    with pytest.raises(VitreousError) as error:
+        vt.meta_evaluate(model=world)
+    assert str(error.value).split() == [info.name for info in vt.list_metrics()]
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         ({"metrics": ["insertion", "insertion"]}, "insertion is named twice"),
-        ({"metrics": []}, "nothing to try"),
+        ({"metrics": []}, "give at least one metric"),
         ({"metrics": "nonsense"}, "unknown metric 'nonsense'"),
         ({"scenes": 1}, "scenes=1"),
         ({"seeds": 0}, "seeds=0"),

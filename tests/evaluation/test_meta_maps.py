@@ -191,10 +191,6 @@ def test_a_map_does_not_depend_on_its_neighbours(scenes: MeasuredScenes, maps: d
     alone = scenes.rows(torch.tensor([3, 1]))
     for name, every in maps.items():
         torch.testing.assert_close(graded_map(name, alone, alone.inputs, GRID), every[[3, 1]], rtol=1e-4, atol=1e-7)
-    other = graded_maps(alone, GRID, seed=1)
-    for name in ("noise mild", "random 1", "mix 1", "mix 0.5"):
-        assert not torch.allclose(other[name], maps[name][[3, 1]])
-    assert torch.equal(other[ORACLE], maps[ORACLE][[3, 1]])
 
 
 def test_scenes_are_known_again(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:

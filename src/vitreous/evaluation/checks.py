@@ -21,8 +21,6 @@ from vitreous.results.diagnostics import CHECK_VERDICTS
 from vitreous.tracing import Context, Target, probabilities
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = ["check", "run_checks"]
-
 # The limits of the other tests than faithfulness: up to the first it is good, up to the second weak, beyond it bad. The
 # manual states them.
 STABLE = (0.9, 0.6)

@@ -32,8 +32,6 @@ from vitreous.tracing import Activation, Block, Context, Pass, Record, Target, a
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.rules import LINEARIZED
 
-__all__ = ["agreement", "best_layers", "diagnose", "layer_methods"]
-
 _MAX_FORWARDS = 3  # methods that need more are not tried
 _MAX_NAMED = 3
 

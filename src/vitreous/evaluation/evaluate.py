@@ -29,8 +29,6 @@ from vitreous.results import ScoreTable
 from vitreous.tracing import Targets, plain_target
 from vitreous.tracing.targets import ClassSets, class_sets, restriction
 
-__all__ = ["evaluate"]
-
 
 def evaluate(
     model: VisionModel | nn.Module,
@@ -124,7 +122,7 @@ def evaluate(
         nan_policy=nan_policy,
         seed=seed,
     )
-    vision_model, definitions = wrap(model), _metrics(defaults.METRICS if metrics is None else metrics)
+    vision_model, definitions = wrap(model), named_metrics(defaults.METRICS if metrics is None else metrics)
     explainers = explainers_of(methods, vision_model, controls, output)
     count = count_images(images)
     _check_groups(groups, count)
@@ -264,11 +262,12 @@ def _ticker(plan: EvaluationPlan, progress: Progress | None, images: int | None)
     return on_progress
 
 
-def _metrics(metrics: Any) -> dict[str, Metric]:
+def named_metrics(metrics: Any, by_spec: bool = False) -> dict[str, Metric]:
+    """Return metrics by the texts that name them, or by their shortest specs."""
     definitions: dict[str, Metric] = {}
     for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
         metric = get_metric(one)
-        name = one.strip() if isinstance(one, str) else metric.spec
+        name = one.strip() if isinstance(one, str) and not by_spec else metric.spec
         if name in definitions:
             raise VitreousError(f"the metric {name} is named twice")
         definitions[name] = metric

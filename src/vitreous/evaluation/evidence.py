@@ -23,20 +23,6 @@ from vitreous.tracing import probabilities
 from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = [
-    "CLEAR",
-    "MAX_CONTROLS",
-    "MIN_CONTROLS",
-    "Evidence",
-    "blurred",
-    "faithfulness",
-    "measure",
-    "moved",
-    "on_pixels",
-    "replaced",
-    "strongest",
-]
-
 _SHARE = 0.2
 MAX_CONTROLS, MIN_CONTROLS = 20, 10
 """How many other places are tried, and from how many on a rank among them says anything."""

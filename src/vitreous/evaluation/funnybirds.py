@@ -28,8 +28,6 @@ from vitreous.progress import Counter, Progress, track_progress
 from vitreous.results.funnybirds import FunnyBirdsChecks, FunnyBirdsResult
 from vitreous.world import Scene, World
 
-__all__ = ["PartReader", "THRESHOLDS", "dilation_width", "funnybirds"]
-
 THRESHOLDS = tuple(np.linspace(0.01, 0.50, 80).tolist())
 _MODES = ("target", "pred", "one", "other")
 _NO_IMAGE = Image.new("RGB", (1, 1))

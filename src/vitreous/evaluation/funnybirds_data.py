@@ -22,8 +22,6 @@ from vitreous.metrics.ranking import Array
 from vitreous.world import NAMES, PARTS, Batch, Scene, World, pack, render
 from vitreous.world.sampling import MAX_OBJECTS, part_table
 
-__all__ = ["FunnyBirdsFolder", "FunnyBirdsScenes", "Intervention", "PartMasks"]
-
 
 class Intervention(NamedTuple):
     """An image with only a set of parts (bit p: part p) and without one object (-1: none)."""

@@ -16,8 +16,6 @@ from vitreous.errors import VitreousError
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import rank_correlation
 
-__all__ = ["Importances", "Interventions", "disjoint_pairs", "shared_parts", "sufficient_sets"]
-
 _DISTANCE = 3
 """In how many parts the two classes of target sensitivity differ from the target."""
 

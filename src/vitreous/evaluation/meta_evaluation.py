@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitreous.errors import VitreousError, one_line
-from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.evaluate import evaluate, named_metrics
 from vitreous.evaluation.meta_maps import (
     CENTRE,
     MIXES,
@@ -30,7 +29,7 @@ from vitreous.evaluation.plan import forwards_per_image, image_shape_of
 from vitreous.evaluation.runner import provenance
 from vitreous.html import duration
 from vitreous.methods import compute_attributions, get_method, to_grid
-from vitreous.metrics import ImageShape, Metric, Reattribution, get_metric, list_metrics
+from vitreous.metrics import ImageShape, Metric, Reattribution, list_metrics
 from vitreous.models import VisionModel, wrap
 from vitreous.models.registry import device_of
 from vitreous.progress import Progress, track_progress
@@ -39,8 +38,6 @@ from vitreous.results import MetaEvaluation, ScoreTable
 from vitreous.results.diagnostics import MetricAssessment
 from vitreous.tracing import Context, Target
 from vitreous.world.models import ADAPTER
-
-__all__ = ["MetaRun", "meta_evaluate", "metrics_of", "refusal", "runs_of"]
 
 BASELINES = ("black", "zero_norm", "mean_channel", "blur_tv", "uniform_norm")
 """Tried in this order, those that a metric has already left out."""
@@ -67,20 +64,6 @@ class MetaRun:
         return forwards_per_image(requests, image_shape, len(self.maps))
 
 
-def metrics_of(metrics: Any) -> dict[str, Metric]:
-    """Return the metrics that are to be tried, by their shortest spec; all that there are by default."""
-    metrics = [info.name for info in list_metrics()] if metrics is None else metrics
-    by_spec: dict[str, Metric] = {}
-    for one in metrics if isinstance(metrics, list | tuple) else [metrics]:
-        metric = get_metric(one)
-        if metric.spec in by_spec:
-            raise VitreousError(f"the metric {metric.spec} is named twice")
-        by_spec[metric.spec] = metric
-    if not by_spec:
-        raise VitreousError("there is nothing to try: give at least one metric")
-    return by_spec
-
-
 def refusal(metric: Metric, image_shape: ImageShape) -> str | None:
     """Return why maps of scenes say nothing about a metric, or ``None`` where they do."""
     try:
@@ -104,13 +87,9 @@ def runs_of(metrics: Mapping[str, Metric], image_shape: ImageShape, seeds: int, 
         if chosen:
             yield MetaRun(chosen, (*CORE, *MIXES), 0, is_again)
             yield from (MetaRun(chosen, CORE, seed, is_again) for seed in range(1, seeds))
-    yield from _baseline_runs({label: metric for label, metric in metrics.items() if not again[label]}, baselines)
-
-
-def _baseline_runs(metrics: Mapping[str, Metric], count: int) -> Iterator[MetaRun]:
-    changed = {label: _on_baselines(metric, count) for label, metric in metrics.items()}
-    for turn in range(count):
-        others = {label: variants[turn] for label, variants in changed.items() if turn < len(variants)}
+    variants = {label: _on_baselines(metric, baselines) for label, metric in metrics.items() if not again[label]}
+    for number in range(baselines):
+        others = {label: changed[number] for label, changed in variants.items() if number < len(changed)}
         if others:
             names = {label: name for label, (name, _) in others.items()}
             yield MetaRun({label: metric for label, (_, metric) in others.items()}, CORE, baselines=names)
@@ -194,28 +173,36 @@ def meta_evaluate(
     vision_model = (
         wrap(ADAPTER.load(model).to(device_of(device)), name=model) if isinstance(model, str) else wrap(model)
     )
-    chosen, began = metrics_of(metrics), time.perf_counter()
+    chosen = named_metrics([info.name for info in list_metrics()] if metrics is None else metrics, by_spec=True)
+    start_time = time.perf_counter()
     measured = measure_scenes(vision_model, scenes, start, output, shortcut)
-    score = partial(_score, vision_model, measured, batch_size=batch_size, memory_gb=memory_gb, precision=precision)
-    maps = _Maps(vision_model, measured)
-    image_shape = image_shape_of(vision_model, (measured.owner.shape[-1],) * 2)
-    fit, assessments = _sort_out(chosen, image_shape, maps, score)
-    runs = list(runs_of(fit, image_shape, seeds, baselines)) if fit else []
-    total = sum(run.states(image_shape) for run in runs) * len(measured)
+    options = {"batch_size": batch_size, "memory_gb": memory_gb, "precision": precision}
+    evaluator = _MapEvaluator(vision_model, measured, options)
+    refusals = evaluator.refusals(chosen)
+    fit = {label: metric for label, metric in chosen.items() if label not in refusals}
+    runs = list(runs_of(fit, evaluator.image_shape, seeds, baselines))
+    total = sum(run.states(evaluator.image_shape) for run in runs) * len(measured)
     _announce(vision_model, measured, len(fit), total)
-    tables, done = [], 0
+    results: list[tuple[MetaRun, Mapping[str, Parts]]] = []
+    done = 0
     with track_progress(progress, "states") as on_progress:
         for run in runs:
-            table = score(run.metrics, maps.of(run), slice(None), run.seed, _shifted(on_progress, done, total))
+            table = evaluator.score(run, progress=_shifted(on_progress, done, total))
             done += table.plan["states"]
-            tables.append((run, _parts(run, table)))
-    for label, metric in fit.items():
-        assessments[label] = _assess(label, metric, tables, n_bootstrap)
+            parts = {
+                label: {name: table.parts[name, metric.spec] for name in run.maps}
+                for label, metric in run.metrics.items()
+            }
+            results.append((run, parts))
+    assessments = [
+        not_tried(label, metric, refusals[label]) if label in refusals else _assess(label, metric, results, n_bootstrap)
+        for label, metric in chosen.items()
+    ]
     return MetaEvaluation(
-        tuple(assessments[label] for label in chosen),
+        tuple(assessments),
         len(measured),
         measured.left_out,
-        maps.closeness,
+        evaluator.closeness,
         {
             **provenance(vision_model),
             "output": output,
@@ -228,93 +215,68 @@ def meta_evaluate(
             "strengths": {kind: list(pair) for kind, pair in STRENGTHS.items()},
             "states": done,
             "forwards_for_the_oracle": measured.forwards,
-            "seconds": time.perf_counter() - began,
+            "seconds": time.perf_counter() - start_time,
         },
     )
 
 
-class _Maps:
-    """All maps of the scenes, as tensors and as explainers that can be asked about other images."""
+class _MapEvaluator:
+    """Scores the maps of some scenes, as tensors and as explainers that can be asked about other images."""
 
-    def __init__(self, model: VisionModel, scenes: MeasuredScenes) -> None:
-        tokens = model.grid(scenes.inputs[:1])
-        self.tensors = graded_maps(scenes, tokens)
-        self.tensors[CENTRE] = _centre(model, scenes.inputs[:1]).expand(len(scenes), -1, -1)
+    def __init__(self, model: VisionModel, scenes: MeasuredScenes, options: Mapping[str, Any]) -> None:
+        self.model, self.scenes, self.options = model, scenes, options
+        self.image_shape = image_shape_of(model, (scenes.owner.shape[-1],) * 2)
+        grid = model.grid(scenes.inputs[:1])
+        context = Context(model, scenes.inputs[:1], Target(classes=torch.zeros(1, dtype=torch.int64)))
+        (attribution,) = compute_attributions(context, [get_method(CENTRE)])
+        centre = to_grid(attribution.map, "pixel", model, context.inputs).float().cpu()
+        self.tensors = {**graded_maps(scenes, grid), CENTRE: centre.expand(len(scenes), -1, -1)}
+        self.explainers = {name: CENTRE if name == CENTRE else MapRecall(name, scenes, grid) for name in self.tensors}
         self.closeness = closeness({name: self.tensors[name] for name in (*CORE, *MIXES)})
-        self.explainers: dict[str, Any] = {
-            name: CENTRE if name == CENTRE else MapRecall(name, scenes, tokens) for name in self.tensors
-        }
 
-    def of(self, run: MetaRun) -> dict[str, Any]:
-        """Return what one run evaluates."""
-        source: Mapping[str, Any] = self.explainers if run.again else self.tensors
-        return {name: source[name] for name in run.maps}
+    def score(self, run: MetaRun, scenes: slice = slice(None), progress: Progress | None = None) -> ScoreTable:
+        """Return the scores of one run, on all scenes or some."""
+        maps: Mapping[str, Any] = self.explainers if run.again else self.tensors
+        return evaluate(
+            self.model,
+            self.scenes.inputs[scenes].cpu(),
+            {name: maps[name] for name in run.maps},
+            list({metric.spec: metric for metric in run.metrics.values()}.values()),
+            labels=self.scenes.labels[scenes],
+            annotations=self.scenes.annotations[scenes],
+            controls=False,
+            seed=run.seed,
+            progress=progress,
+            **self.options,
+        )
 
+    def refusals(self, metrics: Mapping[str, Metric]) -> dict[str, str]:
+        """Return why metrics cannot be tried: known beforehand, or from a rehearsal on one map of one scene."""
+        reasons = {label: refusal(metric, self.image_shape) for label, metric in metrics.items()}
+        fit = {label: metric for label, metric in metrics.items() if reasons[label] is None}
+        for run in runs_of(fit, self.image_shape, 1, 0):
+            rehearsal = replace(run, maps=(ORACLE,))
+            if self._rehearse(rehearsal) is not None:
+                for label, metric in run.metrics.items():
+                    reasons[label] = self._rehearse(replace(rehearsal, metrics={label: metric}))
+        return {label: reason for label, reason in reasons.items() if reason is not None}
 
-def _centre(model: VisionModel, inputs: Tensor) -> Tensor:
-    context = Context(model, inputs, Target(classes=torch.zeros(1, dtype=torch.int64)))
-    (attribution,) = compute_attributions(context, [get_method(CENTRE)])
-    return to_grid(attribution.map, "pixel", model, context.inputs).float().cpu()
-
-
-def _score(
-    model: VisionModel,
-    scenes: MeasuredScenes,
-    metrics: Mapping[str, Metric],
-    maps: Mapping[str, Any],
-    which: slice,
-    seed: int,
-    progress: Progress | None,
-    **sizes: Any,
-) -> ScoreTable:
-    return evaluate(
-        model,
-        scenes.inputs[which].cpu(),
-        dict(maps),
-        list({metric.spec: metric for metric in metrics.values()}.values()),
-        labels=scenes.labels[which],
-        annotations=scenes.annotations[which],
-        controls=False,
-        seed=seed,
-        progress=progress,
-        **sizes,
-    )
-
-
-def _sort_out(
-    metrics: Mapping[str, Metric], image_shape: ImageShape, maps: _Maps, score: Any
-) -> tuple[dict[str, Metric], dict[str, MetricAssessment]]:
-    """Return the metrics that can be tried, after a rehearsal on one scene, and rows for those that cannot."""
-    reasons = {label: refusal(metric, image_shape) for label, metric in metrics.items()}
-    fit = _without(metrics, reasons)
-    for run in runs_of(fit, image_shape, 1, 0) if fit else ():
-        oracle = {ORACLE: (maps.explainers if run.again else maps.tensors)[ORACLE]}
-        if _rehearse(score, run.metrics, oracle) is not None:
-            reasons |= {label: _rehearse(score, {label: metric}, oracle) for label, metric in run.metrics.items()}
-    refused = {label: not_tried(label, metrics[label], reason) for label, reason in reasons.items() if reason}
-    return _without(metrics, reasons), refused
-
-
-def _without(metrics: Mapping[str, Metric], reasons: Mapping[str, str | None]) -> dict[str, Metric]:
-    return {label: metric for label, metric in metrics.items() if reasons[label] is None}
-
-
-def _rehearse(score: Any, metrics: Mapping[str, Metric], maps: Mapping[str, Any]) -> str | None:
-    """Try metrics on one map of one scene; return what goes wrong."""
-    try:
-        score(metrics, maps, slice(1), 0, None)
-    except Exception as error:  # whatever is wrong with one metric, the others go on
-        kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
-        return f"cannot be run here: {one_line(f'{kind}{error}')[:200]}"
-    return None
+    def _rehearse(self, run: MetaRun) -> str | None:
+        """Return what goes wrong in a run of one scene."""
+        try:
+            self.score(run, slice(1))
+        except Exception as error:  # whatever is wrong with one metric, the others go on
+            kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
+            return f"cannot be run here: {one_line(f'{kind}{error}')[:200]}"
+        return None
 
 
 def _announce(model: VisionModel, scenes: MeasuredScenes, metrics: int, states: int) -> None:
     """Log what it will cost, at the speed of a few forwards."""
-    few, began = scenes.inputs[:16], time.perf_counter()
+    few, start = scenes.inputs[:16], time.perf_counter()
     with torch.no_grad():
         model.logits(few).cpu()
-    rate = len(few) / (time.perf_counter() - began)
+    rate = len(few) / (time.perf_counter() - start)
     text = "meta-evaluation of %d metrics on %d scenes: about %s forwards, about %s at %.0f a second"
     _log.info(text, metrics, len(scenes), f"{states:,}", duration(states / rate), rate)
 
@@ -326,16 +288,11 @@ def _shifted(progress: Progress | None, done: int, total: int) -> Progress | Non
     return lambda states, _: progress(done + int(states), max(total, done + int(states)))
 
 
-def _parts(run: MetaRun, table: ScoreTable) -> dict[str, Parts]:
-    """Return the parts of every map, by metric."""
-    return {label: {name: table.parts[name, metric.spec] for name in run.maps} for label, metric in run.metrics.items()}
-
-
 def _assess(
-    label: str, metric: Metric, tables: Sequence[tuple[MetaRun, Mapping[str, Parts]]], n_bootstrap: int
+    label: str, metric: Metric, results: Sequence[tuple[MetaRun, Mapping[str, Parts]]], n_bootstrap: int
 ) -> MetricAssessment:
     """Return what the runs say about one metric."""
-    own = [(run, parts[label]) for run, parts in tables if label in parts]
+    own = [(run, parts[label]) for run, parts in results if label in parts]
     seeds = [parts for run, parts in own if not run.baselines]
     others = {run.baselines[label]: parts for run, parts in own if run.baselines}
     try:

@@ -30,25 +30,6 @@ from vitreous.world.render import OWNERS, render
 from vitreous.world.sampling import MAX_OBJECTS, Batch, draw
 from vitreous.world.species import NAMES, PARTS
 
-__all__ = [
-    "CENTRE",
-    "DEGRADED",
-    "MeasuredScenes",
-    "MISPLACED",
-    "MIXES",
-    "ORACLE",
-    "RANDOM",
-    "MapRecall",
-    "STRENGTHS",
-    "THINGS",
-    "TINY",
-    "closeness",
-    "measure_scenes",
-    "graded_maps",
-    "graded_map",
-    "without",
-]
-
 ORACLE, CENTRE, MISPLACED = "oracle", "centre", "misplaced"
 STRENGTHS: Mapping[str, tuple[float, float]] = {
     "noise": (0.5, 1.5),
@@ -66,13 +47,13 @@ zero, and of the random map's middle, so that a mix has a sign as the oracle has
 RANDOM = ("random 1", "random 2", "random 3")
 
 
-def graded_maps(scenes: MeasuredScenes, grid: tuple[int, int], seed: int = 0) -> dict[str, Tensor]:
+def graded_maps(scenes: MeasuredScenes, grid: tuple[int, int]) -> dict[str, Tensor]:
     """Return every map but the centre, which is a method of its own: ``[n, S, S]`` by name, on the CPU."""
     names = (ORACLE, *DEGRADED, MISPLACED, *MIXES, *RANDOM)
-    return {name: graded_map(name, scenes, scenes.inputs, grid, seed).cpu() for name in names}
+    return {name: graded_map(name, scenes, scenes.inputs, grid).cpu() for name in names}
 
 
-def graded_map(name: str, scenes: MeasuredScenes, inputs: Tensor, grid: tuple[int, int], seed: int = 0) -> Tensor:
+def graded_map(name: str, scenes: MeasuredScenes, inputs: Tensor, grid: tuple[int, int]) -> Tensor:
     """Return one map of each scene.
 
     ``inputs`` are the scenes, or noisy copies of them: noise and random maps are drawn anew from what is seen.
@@ -84,18 +65,18 @@ def graded_map(name: str, scenes: MeasuredScenes, inputs: Tensor, grid: tuple[in
     if name == MISPLACED:
         return oracle.roll((side // 2, side // 2), dims=(1, 2))
     if kind == "random":
-        return _enlarged(PRNGKey.of_images(seed, f"trial {name}", inputs).uniform(*grid), side)
+        return _enlarged(PRNGKey.of_images(0, f"trial {name}", inputs).uniform(*grid), side)
     if kind == "mix":
-        random = _enlarged(PRNGKey.of_images(seed, "trial mix", inputs).uniform(*grid), side)
+        random = _enlarged(PRNGKey.of_images(0, "trial mix", inputs).uniform(*grid), side)
         share = SHARES[MIXES.index(name)]
         return (1 - share) * (_ranks(oracle) - _rank_of_zero(oracle)) + share * (_ranks(random) - 0.5)
     strength = STRENGTHS[kind][("mild", "strong").index(degree)]
     if kind == "noise":
-        noise = _enlarged(PRNGKey.of_images(seed, "trial noise", inputs).normal(*grid), side)
+        noise = _enlarged(PRNGKey.of_images(0, "trial noise", inputs).normal(*grid), side)
         return oracle + strength * oracle.flatten(1).std(dim=1).view(-1, 1, 1) * noise
     if kind == "blur":
         return _blurred(oracle, strength * side)
-    key = PRNGKey.of_images(seed, f"trial {kind}", scenes.inputs)
+    key = PRNGKey.of_images(0, f"trial {kind}", scenes.inputs)
     if kind == "shift":
         return _shifted(oracle, round(strength * side), key)
     return scenes.map(_exchanged(scenes, strength, key))
@@ -104,14 +85,14 @@ def graded_map(name: str, scenes: MeasuredScenes, inputs: Tensor, grid: tuple[in
 class MapRecall:
     """A map of the ladder as an explainer: it knows scenes again in noisy copies, and gives maps on the patch grid."""
 
-    def __init__(self, name: str, scenes: MeasuredScenes, grid: tuple[int, int], seed: int = 0) -> None:
-        self.name, self.scenes, self.grid, self.seed = name, scenes, grid, seed
+    def __init__(self, name: str, scenes: MeasuredScenes, grid: tuple[int, int]) -> None:
+        self.name, self.scenes, self.grid = name, scenes, grid
         self.keys = F.adaptive_avg_pool2d(scenes.inputs.float(), grid).flatten(1)
 
     def __call__(self, model: object, inputs: Tensor, classes: Tensor) -> Tensor:
         seen = F.adaptive_avg_pool2d(inputs.float(), self.grid).flatten(1)
         nearest = torch.cdist(seen, self.keys.to(seen)).argmin(dim=1)
-        maps = graded_map(self.name, self.scenes.rows(nearest), inputs, self.grid, self.seed)
+        maps = graded_map(self.name, self.scenes.rows(nearest), inputs, self.grid)
         return F.adaptive_avg_pool2d(maps[:, None], self.grid)[:, 0]
 
 
@@ -135,17 +116,13 @@ def _blurred(maps: Tensor, deviation: float) -> Tensor:
 
 
 def _shifted(maps: Tensor, by: int, key: PRNGKey) -> Tensor:
-    """Move every map along both sides, in one of four drawn directions; what comes in is zero."""
-    signs = key.below(2, 2) * 2 - 1
-    rows = torch.arange(maps.shape[-1], device=maps.device)
-    down, across = (rows - signs[:, axis : axis + 1] * by for axis in (0, 1))
-    inside = (down >= 0) & (down < len(rows))
-    inside_too = (across >= 0) & (across < len(rows))
-    there = inside[:, :, None] & inside_too[:, None, :]
-    limit = len(rows) - 1
-    batch = torch.arange(len(maps), device=maps.device).view(-1, 1, 1)
-    moved = maps[batch, down.clamp(0, limit)[:, :, None], across.clamp(0, limit)[:, None, :]]
-    return torch.where(there, moved, 0)
+    """Move every map along both sides, in one of four random directions; what comes in is zero."""
+    starts = 2 * by * (1 - key.below(2, 2))  # in the padded map: a positive shift reads from its border on
+    height, width = maps.shape[1:]
+    padded = F.pad(maps, (by, by, by, by))
+    return torch.stack(
+        [map_[y : y + height, x : x + width] for map_, (y, x) in zip(padded, starts.tolist(), strict=True)]
+    )
 
 
 def _exchanged(scenes: MeasuredScenes, share: float, key: PRNGKey) -> Tensor:
@@ -153,10 +130,9 @@ def _exchanged(scenes: MeasuredScenes, share: float, key: PRNGKey) -> Tensor:
     parts = torch.arange(len(THINGS), device=scenes.drops.device) < len(PARTS)
     worth, batch = scenes.drops.clone(), torch.arange(len(scenes), device=scenes.drops.device)
     first = worth.argmax(dim=1)
-    drawn_order = key.uniform(len(THINGS)).to(worth)
-    drawn_order = torch.where((scenes.areas > 0) & parts, drawn_order, -1)
-    drawn_order[batch, first] = -2
-    other = drawn_order.argmax(dim=1)
+    order = torch.where((scenes.areas > 0) & parts, key.uniform(len(THINGS)).to(worth), -1)
+    order[batch, first] = -2
+    other = order.argmax(dim=1)
     one, two = worth[batch, first], worth[batch, other]
     worth[batch, first] = (1 - share) * one + share * two
     worth[batch, other] = (1 - share) * two + share * one
@@ -184,7 +160,7 @@ def _standard(maps: Tensor) -> Tensor:
     return centred / centred.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-300)
 
 
-THINGS = (*PARTS, *(f"object {place}" for place in range(MAX_OBJECTS)), "marker")
+THINGS = (*PARTS, *(f"object {number}" for number in range(MAX_OBJECTS)), "marker")
 """What can be taken away from a scene."""
 TINY = {"logit": 0.1, "prob": 0.01}
 """Where nothing matters more than this, there is no truth to find."""
@@ -213,13 +189,13 @@ class MeasuredScenes:
 
     def rows(self, index: Tensor) -> MeasuredScenes:
         """Return some of the scenes, in this order."""
-        index, places = index.to(self.owner.device), index.tolist()
+        index, numbers = index.to(self.owner.device), index.tolist()
         return replace(
             self,
             inputs=self.inputs[index],
             owner=self.owner[index],
-            labels=[self.labels[place] for place in places],
-            annotations=[self.annotations[place] for place in places],
+            labels=[self.labels[number] for number in numbers],
+            annotations=[self.annotations[number] for number in numbers],
             drops=self.drops[index],
         )
 
@@ -276,23 +252,16 @@ def measure_scenes(
 
 def without(scenes: Batch) -> tuple[Batch, Tensor, Tensor]:
     """Return every scene without each thing in it, and for each of these which scene and which of ``THINGS`` it was."""
+    columns: list[tuple[str, tuple[int, ...]]] = [("parts", (0, part)) for part in range(len(PARTS))]
+    columns += [("objects", (index,)) for index in range(MAX_OBJECTS)] + [("marker", (0,))]
     changed, rows, things = [], [], []
-    for thing, name in enumerate(THINGS):
-        index = thing if name in PARTS else thing - len(PARTS)
-        if name in PARTS:
-            column = scenes.parts[:, 0, index]
-        else:
-            column = scenes.marker[:, 0] if name == "marker" else scenes.objects[:, index, 0]
-        present = (column >= 0).nonzero().flatten()
+    for thing, (field, column) in enumerate(columns):
+        index = (slice(None), *column)
+        present = (getattr(scenes, field)[index].view(len(scenes), -1)[:, 0] >= 0).nonzero().flatten()
         chosen = scenes[present]
-        parts, objects, marker = chosen.parts.clone(), chosen.objects.clone(), chosen.marker.clone()
-        if name in PARTS:
-            parts[:, 0, index] = -1
-        elif name == "marker":
-            marker[:, 0] = -1
-        else:
-            objects[:, index] = -1
-        changed.append(chosen.replace(parts=parts, objects=objects, marker=marker))
+        values = getattr(chosen, field).clone()
+        values[index] = -1
+        changed.append(chosen.replace(**{field: values}))
         rows.append(present)
         things.append(torch.full_like(present, thing))
     return Batch.cat(changed), torch.cat(rows), torch.cat(things)

@@ -18,26 +18,7 @@ from vitreous.metrics.base import Metric
 from vitreous.metrics.bootstrap import Interval, interval, intervals, resampled
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.similarity import rank_correlation
-from vitreous.registry import check_choice
 from vitreous.results.diagnostics import MetricAssessment, Reliability, Step
-
-__all__ = [
-    "CORE",
-    "GROUPS",
-    "PAIRS",
-    "POWER_IMAGES",
-    "STEPS",
-    "Scores",
-    "agreement",
-    "error_rate",
-    "assess",
-    "krippendorff",
-    "mid_ranks",
-    "order_agreement",
-    "not_tried",
-    "smallest_difference",
-    "truth_correlation",
-]
 
 POWER_IMAGES = 500
 POWER = 1.96 + 0.84
@@ -56,7 +37,7 @@ class Scores:
     resamples: Mapping[str, Array]
 
     @classmethod
-    def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], n_bootstrap: int, seed: int = 0) -> Scores:
+    def of(cls, metric: Metric, parts: Sequence[Mapping[str, Array]], n_bootstrap: int) -> Scores:
         """Take the parts ``[n, P]`` of every map, once for each seed of the run; seeds are averaged."""
         sign, names = 1.0 if metric.higher_is_better else -1.0, list(parts[0])
         complete: Array = np.logical_and.reduce(
@@ -70,7 +51,7 @@ class Scores:
             cells = [metric.cell(one) for one in finite_parts]
             per_image.append([metric.per_image(one) for one in finite_parts])
             overall.append([float(aggregate(one, np.ones((1, len(one))))[0]) for one, aggregate in cells])
-            resamples.append(resampled(cells, n_bootstrap, seed).T)
+            resamples.append(resampled(cells, n_bootstrap).T)
         images, scores, anew = (
             dict(zip(names, sign * np.mean(over_seeds, axis=0), strict=True))
             for over_seeds in (per_image, overall, resamples)
@@ -101,23 +82,21 @@ def error_rate(scores: Scores, pairs: Sequence[tuple[str, str]]) -> float:
     return float(((gaps < 0) + 0.5 * (gaps == 0)).mean()) if gaps.size else float("nan")
 
 
-def smallest_difference(scores: Scores, chain: Sequence[str], images: int = POWER_IMAGES) -> tuple[float, float]:
-    """Return the smallest difference that ``images`` images show four times in five, and its share of the whole span.
+def smallest_difference(scores: Scores, chain: Sequence[str]) -> tuple[float, float]:
+    """Return the smallest difference that 500 images show four times in five, and its share of the whole span.
 
-    ``2.8 sigma / sqrt(images)``, ``sigma`` the deviation of paired differences between neighbours in the chain (the
+    ``2.8 sigma / sqrt(500)``, ``sigma`` the deviation of paired differences between neighbours in the chain (the
     root of the mean square over them), from the bootstrap, so that it holds for scores that are no means too. The span
     is from the first of the chain to the last; where that is not above zero, the share is NaN.
     """
     errors = [np.nanstd(scores.resamples[one] - scores.resamples[two]) for one, two in pairwise(chain)]
     sigma = sqrt(scores.count * float(np.mean(np.square(errors))))
-    smallest = POWER * sigma / sqrt(images)
+    smallest = POWER * sigma / sqrt(POWER_IMAGES)
     span = float(scores.overall[chain[0]] - scores.overall[chain[-1]])
     return smallest, smallest / span if span > 0 else float("nan")
 
 
-def truth_correlation(
-    scores: Scores, chain: Sequence[str], n_bootstrap: int, seed: int = 0
-) -> tuple[float, Interval, float]:
+def truth_correlation(scores: Scores, chain: Sequence[str], n_bootstrap: int) -> tuple[float, Interval, float]:
     """Return the rank correlation of scores with the known order of a chain, the truest first.
 
     The mean over images with its interval, and that of the scores of all images. An image whose scores are all equal
@@ -130,20 +109,15 @@ def truth_correlation(
     if not len(per_image):
         return float("nan"), Interval(float("nan"), float("nan")), overall
     per_image = np.where(np.isnan(per_image), 0.0, per_image)
-    (around,) = intervals(per_image[:, None], samples=n_bootstrap, seed=seed)
+    (around,) = intervals(per_image[:, None], samples=n_bootstrap)
     return float(per_image.mean()), around, overall
 
 
-def order_agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
-    """Return the rank correlation between the orders of the maps by their whole scores, over all pairs of runs."""
-    rows = [np.array([score.overall[name] for name in names]) for score in scores]
-    return _mean([float(rank_correlation(one[None], two[None])[0]) for one, two in combinations(rows, 2)])
-
-
-def agreement(scores: Sequence[Scores], names: Sequence[str]) -> float:
-    """Return the rank correlation between two runs over the maps of one image; the mean over images and pairs."""
-    tables = [np.stack([score.images[name] for name in names], axis=1) for score in scores]
-    return _mean([value for one, two in combinations(tables, 2) for value in rank_correlation(one, two).tolist()])
+def agreement(tables: Sequence[Array]) -> float:
+    """Return the rank correlation of the same rows ``[n, maps]`` of two runs; the mean over rows and pairs of runs."""
+    values = np.array([rank_correlation(one, two) for one, two in combinations(tables, 2)]).flatten()
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def mid_ranks(values: Array) -> Array:
@@ -153,14 +127,12 @@ def mid_ranks(values: Array) -> Array:
     return np.asarray((ends - (counts - 1) / 2)[index])
 
 
-def krippendorff(ratings: Array, level: str = "ordinal") -> float:
-    """Return Krippendorff's alpha of ratings ``[raters, units]``, NaN where one is missing: 1 - observed / expected.
+def krippendorff(ratings: Array) -> float:
+    """Return Krippendorff's ordinal alpha of ratings ``[raters, units]``, NaN where one is missing.
 
-    One for perfect agreement, zero for chance. ``interval``: distances are squared differences. ``ordinal``: the same
-    between the places of the values among all ratings, which is Krippendorff's distance between ranks. NaN where all
-    ratings are equal, for then there is nothing to agree upon.
+    ``1 - observed / expected``: one for perfect agreement, zero for chance. Distances are squared differences between
+    the ranks of the values among all ratings. NaN where all ratings are equal, for then there is nothing to agree upon.
     """
-    check_choice("level", level, ("ordinal", "interval"))
     ratings = np.asarray(ratings, np.float64)
     rated: Array = np.isfinite(ratings)
     rated = rated & (rated.sum(axis=0) > 1)
@@ -168,17 +140,12 @@ def krippendorff(ratings: Array, level: str = "ordinal") -> float:
     if total < 2:
         return float("nan")
     values = np.zeros_like(ratings)
-    values[rated] = mid_ranks(ratings[rated]) if level == "ordinal" else ratings[rated] - ratings[rated].mean()
+    values[rated] = mid_ranks(ratings[rated])
     counts = rated.sum(axis=0)
     spread = counts * (values**2).sum(axis=0) - values.sum(axis=0) ** 2
     observed = float((spread[counts > 1] / (counts[counts > 1] - 1)).sum()) / total
     expected = (total * float((values**2).sum()) - float(values.sum()) ** 2) / (total * (total - 1))
     return 1 - observed / expected if expected > 1e-12 * max(1.0, float((values**2).max())) else float("nan")
-
-
-def _mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if not np.isnan(value)]
-    return float(np.mean(finite)) if finite else float("nan")
 
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -230,7 +197,10 @@ def assess(
         images=scores.count,
         higher_is_better=metric.higher_is_better,
         steps=(*required, *reported),
-        scores=_as_scored(metric, {**scores.overall, **mixed.overall}),
+        scores={
+            name: value if metric.higher_is_better else -value
+            for name, value in {**scores.overall, **mixed.overall}.items()
+        },
         error_rate=error_rate(scores, PAIRS),
         alpha=krippendorff(np.array([mid_ranks(row) for row in scores.table(CORE)]).reshape(-1, len(CORE))),
         over_seeds=_reliability(single, tuple(f"seed {number}" for number in range(len(single)))),
@@ -242,11 +212,6 @@ def assess(
         truth_high=around.high,
         truth_overall=overall,
     )
-
-
-def _as_scored(metric: Metric, values: Mapping[str, float]) -> dict[str, float]:
-    """Return scores the way the metric itself goes."""
-    return {name: value if metric.higher_is_better else -value for name, value in values.items()}
 
 
 def not_tried(label: str, metric: Metric, why: str) -> MetricAssessment:
@@ -275,4 +240,6 @@ def _verdict(required: Sequence[Step], reported: Sequence[Step]) -> tuple[str, s
 def _reliability(scores: Sequence[Scores], runs: tuple[str, ...]) -> Reliability | None:
     if len(scores) < 2:
         return None
-    return Reliability(order_agreement(scores, CORE), agreement(scores, CORE), runs)
+    orders = [np.array([[score.overall[name] for name in CORE]]) for score in scores]
+    images = [np.stack([score.images[name] for name in CORE], axis=1) for score in scores]
+    return Reliability(agreement(orders), agreement(images), runs)

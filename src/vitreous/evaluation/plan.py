@@ -32,18 +32,6 @@ from vitreous.registry.defaults import display_name
 from vitreous.tracing import plain_target
 from vitreous.tracing.memory import budget_bytes, inner_batch
 
-__all__ = [
-    "EvaluationPlan",
-    "Explainer",
-    "ExternalExplainer",
-    "explainers_of",
-    "forwards_per_image",
-    "image_shape_of",
-    "named",
-    "warn_ignored",
-    "with_batch_sizes",
-]
-
 _MAX_BATCH = 32  # images that other people's code gets
 _PACKAGE = str(Path(__file__).parents[1])
 

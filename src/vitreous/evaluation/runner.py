@@ -39,18 +39,6 @@ from vitreous.tracing.memory import InnerBatch
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.targets import class_sets
 
-__all__ = [
-    "AttributedUnit",
-    "Attributor",
-    "Cost",
-    "ScoredUnit",
-    "attribute_unit",
-    "degenerate_counts",
-    "provenance",
-    "score_unit",
-]
-
-
 # -- attributions --------------------------------------------------------------------------------------
 
 
