@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -105,7 +105,7 @@ def explain(
     >>> [one.target for one in vt.explain(model, images[:2], "ixg", target=[3, 4])]
     [3, 4]
     """
-    explanations = iter_explanations(
+    generator = iter_explanations(
         model,
         images,
         method,
@@ -121,8 +121,8 @@ def explain(
         memory_gb=memory_gb,
         progress=progress,
     )
-    made = list(explanations)
-    return made[0] if is_single_image(images) else made
+    explanations = list(generator)
+    return explanations[0] if is_single_image(images) else explanations
 
 
 def iter_explanations(
@@ -176,25 +176,34 @@ def iter_explanations(
     total, done = count_images(images), 0
     targets, sets = Targets(target, total), ClassSets(compare_classes, total)
     inner: InnerBatch | None = None
-    source = _Numbered(images, vision_model, on_error)
+    numbers = itertools.count()  # of the images in the source; one that cannot be read keeps its number
+
+    def skip(path: Path, error: ImageError) -> None:
+        next(numbers)
+        if on_error is not None:
+            on_error(path, error)
+
+    loaded = load_images(images, vision_model, None if on_error is None else skip)
+    source = ((image, next(numbers)) for image in loaded)
     with track_progress(progress, "explaining") as on_progress:
         for numbered in batched(source, batch_size or _batch_size(vision_model, chosen, memory_gb)):
-            numbers, batch = [number for number, _ in numbered], [image for _, image in numbered]
+            batch, indices = [image for image, _ in numbered], [number for _, number in numbered]
             spec = Target.of(
-                vision_model, len(batch), targets.take(numbers), contrast, output, class_subset, sets.take(numbers)
+                vision_model, len(batch), targets.take(indices), contrast, output, class_subset, sets.take(indices)
             )
             context = Context(vision_model, _stacked(batch), spec, seed, inner, memory_gb, grid=grid)
             inner = context.batching  # what ran out of memory once is not tried again
             if on_progress is not None:
                 context.on_progress = _Ticker(on_progress, done, len(batch), total, chosen.num_forwards(vision_model))
             (attribution,) = compute_attributions(context, [chosen])
-            done = numbers[-1] + 1
+            done = indices[-1] + 1
             if on_progress is not None:
                 on_progress(done, total)
             origin = Origin(ref(model), chosen, vision_model.snapshot())
             yield from explanations_of(context, batch, vision_model, origin, attribution, grid)
-    targets.check_exhausted(source.number)
-    sets.check_exhausted(source.number)
+    num_images = next(numbers)
+    targets.check_exhausted(num_images)
+    sets.check_exhausted(num_images)
 
 
 def compare(
@@ -248,7 +257,7 @@ def compare(
     check_memory(memory_gb)
     vision_model = wrap(model)
     chosen = _compared_methods(vision_model, methods, effort)
-    images, targets = list(islice(load_images(image, vision_model), 2)), Targets(target).all()
+    images, targets = list(itertools.islice(load_images(image, vision_model), 2)), Targets(target).all()
     if len(images) != 1:
         raise ImageError("compare takes one image, got several")
     if not chosen or not targets:
@@ -355,24 +364,6 @@ def _batch_size(model: VisionModel, method: Method, memory_gb: float | None) -> 
     height, width = model.preprocess.size if method.grid == "pixel" else model.grid()
     bytes_per_image = method.num_maps(model) * height * width * 4
     return max(1, min(_MAX_BATCH, int(budget_bytes(model.device, memory_gb) / bytes_per_image)))
-
-
-class _Numbered(Iterator[tuple[int, LoadedImage]]):
-    """Yields every image with its number in the source; one that cannot be read keeps its number."""
-
-    def __init__(self, images: Any, model: VisionModel, on_error: OnError | None) -> None:
-        self.number, self.on_error = 0, on_error
-        self.images = load_images(images, model, None if on_error is None else self._skip)
-
-    def __next__(self) -> tuple[int, LoadedImage]:
-        image = next(self.images)
-        self.number += 1
-        return self.number - 1, image
-
-    def _skip(self, path: Path, error: ImageError) -> None:
-        self.number += 1
-        if self.on_error is not None:
-            self.on_error(path, error)
 
 
 class _Ticker:

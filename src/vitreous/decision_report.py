@@ -23,7 +23,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.checks import run_checks
 from vitreous.evaluation.evidence import CLEAR, blurred, replaced, strongest
 from vitreous.evaluation.plan import warn_ignored
-from vitreous.html import Legend, Panel, Tried, Trust, WhyPage, percent, printed, render
+from vitreous.html import Legend, Panel, Tried, WhyPage, percent, printed, render
 from vitreous.methods import Method, compute_attributions, get_method, resolve_method, to_grid
 from vitreous.models import VisionModel, wrap
 from vitreous.registry import check_memory
@@ -140,7 +140,7 @@ class Why:
             tried=self._test_images(),
             tried_text=self._test_text() if self.numbers else "",
             others=self._panels(),
-            trust_text=self.check_result.sentence[:1].upper() + self.check_result.sentence[1:] + ".",
+            trust_text=_as_sentence(self.check_result.sentence),
             trust=[trust(test) for test in self.check_result.tests if test.verdict != "-"],
             command=self.command,
             settings=self._settings(),
@@ -211,9 +211,9 @@ class Why:
         n, test = self.numbers, self.check_result["faithfulness"]
         if not n:
             return "The map is the same everywhere: it does not say where the evidence is."
-        found = f"{self._left_without()}; {self._left_alone()}"
+        probabilities = f"{self._left_without()}; {self._left_alone()}"
         if test.verdict == "-" and not n["compared"]:
-            return f"Of the map's {self._patches}: {found}. The map has too few patches to say what that means."
+            return f"Of the map's {self._patches}: {probabilities}. The map has too few patches to say what that means."
         if test.verdict == "-":
             return "Whatever is blurred, that stays the same: the test below cannot tell where the evidence is."
         verdict = {
@@ -222,7 +222,7 @@ class Why:
             (False, True): "enough, but not needed",
             (False, False): "neither needed nor enough",
         }[self.is_needed, self.is_enough]
-        return f"The map's {self._patches} is {verdict}: {found}."
+        return f"The map's {self._patches} is {verdict}: {probabilities}."
 
     def _left_without(self) -> str:
         n, e, left = self.numbers, self.explanation, self.without
@@ -364,10 +364,10 @@ def why(
     origin = Origin(ref(model), chosen, vision_model.snapshot())
     (attribution,) = compute_attributions(context, [chosen])
     (explanation,) = explanations_of(context, images, vision_model, origin, attribution)
-    shown = vision_model.preprocess.to_tensor(explanation.image)[None]  # as it is: a file would be cropped once more
-    if not torch.equal(shown, images[0].tensor[None]):
-        context = Context(vision_model, shown, context.target, seed, memory_gb=memory_gb)
-    explain = partial(_explain, context, replace(images[0], tensor=shown[0]), vision_model, origin)
+    inputs = vision_model.preprocess.to_tensor(explanation.image)[None]  # as it is: a file would be cropped once more
+    if not torch.equal(inputs, images[0].tensor[None]):
+        context = Context(vision_model, inputs, context.target, seed, memory_gb=memory_gb)
+    explain = partial(_explain, context, replace(images[0], tensor=inputs[0]), vision_model, origin)
     if command is None:
         arguments = {"target": target, "effort": effort, "method": method, "seed": seed, "memory_gb": memory_gb}
         command = python_call("why", vision_model, explanation, arguments)
@@ -409,29 +409,30 @@ def build(
     e, target = explanation, explanation.target
     if target is None:
         raise VitreousError("why asks about a class, not about a function")
-    found = _class_probabilities(model, e.image)
-    if abs(float(found[target]) - (e.probability or 0.0)) > _OTHER_IMAGE:
-        what = "this tensor holds what no picture of 8 bits can"
-        raise VitreousError(f"why shows pictures, and {what}; give the photograph")
-    runner_up = _runner_up(found, target)
+    class_probabilities = probabilities(model.logits(model.preprocess.to_tensor(e.image)[None]))[0].cpu()
+    if abs(float(class_probabilities[target]) - (e.probability or 0.0)) > _OTHER_IMAGE:
+        raise VitreousError(
+            "why shows pictures, and this tensor holds what no picture of 8 bits can; give the photograph"
+        )
+    runner_up = _runner_up(class_probabilities, target)
     contrast = class_assignment = None
     if runner_up is not None and e.class_specific:
         contrast = explain(contrast=runner_up)
-        if min(float(found[runner_up]), float(found[target])) >= _COMPETES:
+        if float(class_probabilities[[runner_up, target]].min()) >= _COMPETES:
             class_assignment = explain(class_assignment_method(model), compare_classes=[target, runner_up])
-    return assemble(model, e, found, contrast, class_assignment, check(), command)
+    return assemble(model, e, class_probabilities, contrast, class_assignment, check(), command)
 
 
 def assemble(
     model: VisionModel,
     e: Explanation,
-    found: Tensor,
+    class_probabilities: Tensor,
     contrast: Explanation | None,
     class_assignment: Explanation | None,
     check_result: CheckResult,
     command: str,
 ) -> Why:
-    """Return the answer that all these make; ``found`` is the probability of every class."""
+    """Return the answer that all these make."""
     target, numbers = e.target, check_result["faithfulness"].numbers
     assert target is not None
     without = alone = None
@@ -440,17 +441,24 @@ def assemble(
         mask = strongest(to_grid(e.map[None], "token", model, inputs)[0])
         without = _blurred_image(model, e, numbers, mask, "without")
         alone = _blurred_image(model, e, numbers, ~mask, "alone")
-    own = {target: numbers["now"]} if numbers else {}
-    order, runner_up = found.argsort(descending=True, stable=True).tolist(), _runner_up(found, target)
-    classes = ((index, model.label(index), own.get(index, float(found[index]))) for index in order[:_MAX_CLASSES])
-    named = None if runner_up is None else (runner_up, model.label(runner_up))
-    return Why(e, tuple(classes), named, contrast, class_assignment, without, alone, check_result, command)
+    measured = {target: numbers["now"]} if numbers else {}
+    classes = tuple(
+        (index, model.label(index), measured.get(index, float(class_probabilities[index])))
+        for index in _most_probable(class_probabilities)[:_MAX_CLASSES]
+    )
+    index = _runner_up(class_probabilities, target)
+    runner_up = None if index is None else (index, model.label(index))
+    return Why(e, classes, runner_up, contrast, class_assignment, without, alone, check_result, command)
 
 
-def _runner_up(found: Tensor, target: int) -> int | None:
+def _most_probable(class_probabilities: Tensor) -> list[int]:
+    order: list[int] = class_probabilities.argsort(descending=True, stable=True).tolist()
+    return order
+
+
+def _runner_up(class_probabilities: Tensor, target: int) -> int | None:
     """Return the most probable other class."""
-    order = found.argsort(descending=True, stable=True).tolist()
-    return next((index for index in order if index != target), None)
+    return next((index for index in _most_probable(class_probabilities) if index != target), None)
 
 
 def class_assignment_method(model: VisionModel) -> str:
@@ -458,9 +466,13 @@ def class_assignment_method(model: VisionModel) -> str:
     return f"var@sharp({'plus(decompx)' if model.has_residual_stream else 'gradcam'})"
 
 
-def trust(finding: Finding) -> Trust:
+def trust(finding: Finding) -> dict[str, str]:
     """Return a finding as it stands on a page."""
-    return Trust(finding.word, finding.verdict, finding.sentence[:1].upper() + finding.sentence[1:] + ".")
+    return {"word": finding.word, "verdict": finding.verdict, "sentence": _as_sentence(finding.sentence)}
+
+
+def _as_sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _blurred_image(
@@ -472,11 +484,6 @@ def _blurred_image(
     is_namesake = label == e.label and index != e.target  # some classes share their name
     image = replaced(e.image, blurred(e.image), gone)
     return BlurredImage(image, index, f"{label}, class {index}" if is_namesake else label, numbers[name])
-
-
-def _class_probabilities(model: VisionModel, image: Image.Image) -> Tensor:
-    """Return the probability of every class for exactly this image."""
-    return probabilities(model.logits(model.preprocess.to_tensor(image)[None]), None)[0].cpu()
 
 
 def _phrase(verb: str, probability: float) -> str:

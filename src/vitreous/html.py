@@ -7,7 +7,7 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,20 +168,11 @@ class Tried:
 
     picture: Image.Image
     caption: str
-    chance: str
+    probability: str
     change: str = ""
     """``"less"``, ``"more"`` or nothing: how it is coloured."""
     note: str = ""
     """What it is held against."""
-
-
-@dataclass(frozen=True)
-class Trust:
-    """One finding about a map: a word, its verdict and a sentence."""
-
-    word: str
-    verdict: str
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -197,7 +188,8 @@ class WhyPage:
     tried_text: str
     others: Sequence[Panel]
     trust_text: str
-    trust: Sequence[Trust]
+    trust: Sequence[Mapping[str, str]]
+    """Findings about the map: a word, the verdict and a sentence."""
     command: str
     settings: str
 

@@ -50,7 +50,7 @@ def track_progress(progress: Progress | bool | None, title: str) -> Iterator[Pro
         raise VitreousError(f"progress={progress!r:.60} is neither True nor a function of done and total")
 
 
-class Counter:
+class ProgressCounter:
     """Adds up inputs or states that were run, and calls a progress function with their sum and their total number."""
 
     def __init__(self, progress: Progress | None, total: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +43,7 @@ def test_it_is_the_page_of_why(found: dict[str, Any], expected: Any) -> None:
     assert [(entry["label"], entry["probability"]) for entry in found["says"]] == [
         (label, pytest.approx(chance, abs=1e-5)) for label, chance in page.says
     ]
-    assert found["trust"] == [dataclasses.asdict(entry) for entry in page.trust]
+    assert found["trust"] == list(page.trust)
     for message, tried in zip(found["tried"], page.tried, strict=True):
         assert (message["words"], message["percent"], message["change"]) == (tried.caption, tried.chance, tried.change)
         assert np.array_equal(opened(message["picture"]), tried.picture)

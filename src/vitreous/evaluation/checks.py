@@ -15,7 +15,7 @@ from vitreous.html import percent
 from vitreous.methods import Attribution, Method, compute_attributions, get_method, to_grid
 from vitreous.metrics.similarity import spearman
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Progress
+from vitreous.progress import Progress, ProgressCounter
 from vitreous.results import CheckResult, Explanation, Finding
 from vitreous.results.diagnostics import CHECK_VERDICTS
 from vitreous.tracing import Context, Target, probabilities
@@ -94,10 +94,11 @@ def check(
     ['faithfulness', 'stability', 'samples', 'runner-up', 'head']
     """
     origin = explanation.origin
-    at_hand = origin.model() if model is None and origin is not None else model
-    if at_hand is None:
+    if model is None and origin is not None:
+        model = origin.model()
+    if model is None:
         raise VitreousError(f"{explanation.model}, the model of this explanation, is not at hand; give it to check")
-    vision_model, method = wrap(at_hand), get_method(explanation.method) if origin is None else origin.method
+    vision_model, method = wrap(model), get_method(explanation.method) if origin is None else origin.method
     tensor = vision_model.preprocess.to_tensor(explanation.image) if inputs is None else inputs
     tensor = tensor[None] if tensor.ndim == 3 else tensor
     if len(tensor) != 1:
@@ -129,7 +130,7 @@ def run_checks(
     if progress is not None:
         total = _FORWARDS + _ATTRIBUTIONS * method.num_forwards(context.model)
         context = context.with_target(context.requested_target)
-        context.on_progress = _Counter(progress, total)
+        context.on_progress = ProgressCounter(progress, max(1, round(total)))
     checks = _Checks(explanation, method, context)
     checks.refuse_other_model()
     if not bool((checks.map != checks.map.flatten()[0]).any()):
@@ -198,7 +199,7 @@ class _Checks:
         if _close(first, second):  # or the input had been rounded
             return Finding(name, "-", "the method draws nothing at random"), ""
         lowest = min(rank_agreement(*pair) for pair in ((self.map, first), (self.map, second), (first, second)))
-        verdict = _at_least(lowest, STABLE)
+        verdict = _verdict(lowest, STABLE)
         sentence = f"maps of three seeds agree at least to {lowest:.2f}; {STABLE[0]:.2f} or more is good"
         reason = "another seed changes it" if verdict == "weak" else "another seed gives another map"
         return Finding(name, verdict, sentence, {"agreement": lowest}), reason
@@ -219,7 +220,7 @@ class _Checks:
             f"{STABLE[0]:.2f} or more is good"
         )
         numbers = {"agreement": lowest, "all": expected}
-        return Finding(name, _at_least(expected, STABLE), sentence, numbers), "more samples would change it"
+        return Finding(name, _verdict(expected, STABLE), sentence, numbers), "more samples would change it"
 
     def runner_up(self) -> tuple[Finding, str]:
         name, e, model = "runner-up", self.explanation, self.context.model
@@ -229,23 +230,23 @@ class _Checks:
         other = self.other_class
         if other is None:
             return Finding(name, "-", "there is no other class"), ""
-        agreed = rank_agreement(self.map, self.patches(name))
+        agreement = rank_agreement(self.map, self.patches(name))
         probability, label = float(self.probabilities[other]), model.label(other)
-        numbers = {"agreement": agreed, "class": other, "probability": probability}
-        sentence = f"agrees to {agreed:.2f} with the map of {label} ({percent(probability)})"
+        numbers = {"agreement": agreement, "class": other, "probability": probability}
+        sentence = f"agrees to {agreement:.2f} with the map of {label} ({percent(probability)})"
         sentence += f"; {CLASS_SPECIFIC[0]:.2f} or less is good"
-        verdict = _at_most(agreed, CLASS_SPECIFIC)
+        verdict = _verdict(agreement, CLASS_SPECIFIC)
         return Finding(name, verdict, sentence, numbers), f"it hardly differs from the map of {label}"
 
     def head(self) -> tuple[Finding, str]:
         name = "head"
         if not self.method.class_specific:
             return Finding(name, "-", "the method knows no class: the classifier plays no part in it"), ""
-        agreed = rank_agreement(self.map, self.patches(name))
-        sentence = f"agrees to {agreed:.2f} with the map under a shuffled classifier"
+        agreement = rank_agreement(self.map, self.patches(name))
+        sentence = f"agrees to {agreement:.2f} with the map under a shuffled classifier"
         sentence += f"; {HEAD_DEPENDENT[0]:.2f} or less is good"
-        verdict = _at_most(agreed, HEAD_DEPENDENT)
-        return Finding(name, verdict, sentence, {"agreement": agreed}), "much of it does not depend on the classifier"
+        finding = Finding(name, _verdict(agreement, HEAD_DEPENDENT), sentence, {"agreement": agreement})
+        return finding, "much of it does not depend on the classifier"
 
     # -- what they share -------------------------------------------------------------------------------
 
@@ -291,17 +292,6 @@ class _Checks:
                 )
 
 
-class _Counter:
-    """Turns inputs that were run into a share of what there is."""
-
-    def __init__(self, progress: Progress, total: float) -> None:
-        self.progress, self.total, self.done = progress, max(1, round(total)), 0
-
-    def __call__(self, inputs: int) -> None:
-        self.done = min(self.total, self.done + inputs)
-        self.progress(self.done, self.total)
-
-
 def rank_agreement(one: Tensor, other: Tensor) -> float:
     """Return Spearman's rank correlation of two maps; 0 where one is flat or not finite."""
     pair = [map.double().reshape(1, *map.shape[-2:]).numpy() for map in (one, other)]
@@ -312,11 +302,8 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return bool((one - other).abs().max() <= _SAME * other.abs().max())
 
 
-def _at_least(value: float, limits: tuple[float, float]) -> str:
-    value = round(value, 2)  # as it is printed
-    return "good" if value >= limits[0] else "weak" if value >= limits[1] else "bad"
-
-
-def _at_most(value: float, limits: tuple[float, float]) -> str:
-    value = round(value, 2)
-    return "good" if value <= limits[0] else "weak" if value <= limits[1] else "bad"
+def _verdict(agreement: float, limits: tuple[float, float]) -> str:
+    """Return what a rank correlation, as it is printed, means: at least the limits if they fall, else at most."""
+    sign = 1 if limits[0] > limits[1] else -1
+    good, weak = (sign * round(agreement, 2) >= sign * limit for limit in limits)
+    return "good" if good else "weak" if weak else "bad"

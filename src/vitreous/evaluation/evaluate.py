@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import reduce
 from itertools import chain
@@ -23,7 +23,7 @@ from vitreous.metrics.base import check_widths
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.ranking import Array, Curve
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Progress, track_progress
+from vitreous.progress import Progress, ProgressCounter, track_progress
 from vitreous.registry import defaults
 from vitreous.results import ScoreTable
 from vitreous.tracing import Targets, plain_target
@@ -128,22 +128,23 @@ def evaluate(
     _check_groups(groups, count)
     classes = _ExplainedClasses(vision_model, target, compare_classes)
     config = replace(config, target=classes.mode, class_subset=restriction(vision_model, class_subset))
-    source = classes.assigned(read_samples(images, vision_model, labels, annotations))
+    source = classes.assign(read_samples(images, vision_model, labels, annotations))
     first = next(source, None)
     if first is None:
         raise ImageError("there are no images to evaluate with")
     size = first.image.tensor.shape[1], first.image.tensor.shape[2]
     config = with_batch_sizes(config, vision_model, size, batch_size, memory_gb)
     plan = EvaluationPlan(explainers, definitions, image_shape_of(vision_model, size), config, first.label is not None)
-    units, began = list[ScoredUnit](), time.perf_counter()
+    units, start = list[ScoredUnit](), time.perf_counter()
+    forwards = plan.forwards_per_image()
     with track_progress(progress, "states") as on_progress:
-        tick = _ticker(plan, on_progress, count)
+        counter = ProgressCounter(on_progress, None if count is None or forwards is None else count * forwards)
         for group in batched(chain([first], source), config.images_per_unit):
-            unit = score_unit(vision_model, group, replace(plan, config=config), tick)
+            unit = score_unit(vision_model, group, replace(plan, config=config), counter)
             config = unit.config  # what ran out of memory once is not tried again
             units.append(replace(unit, maps={}))
     record = _record(vision_model, plan, units, config)
-    record["target"], record["seconds"]["total"] = classes.recorded, time.perf_counter() - began
+    record["target"], record["seconds"]["total"] = classes.description, time.perf_counter() - start
     return _table(tuple(explainers), plan, units, record, n_bootstrap, groups)
 
 
@@ -159,13 +160,17 @@ def _table(
     _check_groups(groups, len(images))
     for cell in units[0].parts:
         check_widths(cell[1], [unit.parts[cell] for unit in units])
+    flags = _concatenated([unit.flags for unit in units])
     return ScoreTable(
         images=images,
         methods=methods,
         metrics=tuple(plan.metrics),
         parts=_concatenated([unit.parts for unit in units]),
         definitions=plan.metrics,
-        degenerate=_degenerate(methods, _concatenated([unit.flags for unit in units])),
+        degenerate={
+            name: degenerate_counts([codes for (method, _), codes in flags.items() if method == name])
+            for name in methods
+        },
         confidence=_concatenated([unit.confidence for unit in units]),
         curves={cell: _joined([unit.curves[cell] for unit in units]) for cell in units[0].curves},
         plan=record,
@@ -177,12 +182,6 @@ def _table(
 
 def _concatenated(arrays: Sequence[Mapping[Any, Array]]) -> dict[Any, Array]:
     return {key: np.concatenate([unit[key] for unit in arrays]) for key in arrays[0]}
-
-
-def _degenerate(methods: Sequence[str], flags: Mapping[tuple[str, str], Array]) -> dict[str, dict[str, int]]:
-    return {
-        name: degenerate_counts([codes for (method, _), codes in flags.items() if method == name]) for name in methods
-    }
 
 
 def _joined(curves: Sequence[Any]) -> dict[str, Curve]:
@@ -228,11 +227,12 @@ class _ExplainedClasses:
         self.indices: list[int] = []
 
     @property
-    def recorded(self) -> Any:
+    def description(self) -> Any:
         """What goes into the record."""
         return self.target if self.targets.shared else self.indices
 
-    def assigned(self, source: Iterator[Sample]) -> Iterator[Sample]:
+    def assign(self, source: Iterator[Sample]) -> Iterator[Sample]:
+        """Yield the samples with their classes."""
         total = 0
         for sample in source:
             index: int | None = None
@@ -245,21 +245,6 @@ class _ExplainedClasses:
             total += 1
         self.targets.check_exhausted(total)
         self.sets.check_exhausted(total)
-
-
-def _ticker(plan: EvaluationPlan, progress: Progress | None, images: int | None) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    forwards = plan.forwards_per_image()
-    done, total = 0, None if images is None or forwards is None else images * forwards
-
-    def on_progress(states: int) -> None:
-        nonlocal done
-        done += states
-        if states:
-            progress(done, total)
-
-    return on_progress
 
 
 def named_metrics(metrics: Any, by_spec: bool = False) -> dict[str, Metric]:

@@ -24,7 +24,7 @@ from vitreous.metrics import BatchRunner, EvaluationConfig, Maps
 from vitreous.metrics.bootstrap import SAMPLES
 from vitreous.metrics.ranking import FLAGS, Array, enlarged, flag
 from vitreous.models import VisionModel, wrap
-from vitreous.progress import Counter, Progress, track_progress
+from vitreous.progress import Progress, ProgressCounter, track_progress
 from vitreous.results.funnybirds import FunnyBirdsChecks, FunnyBirdsResult
 from vitreous.world import Scene, World
 
@@ -197,7 +197,7 @@ class _Run:
         self.pairs = disjoint_pairs(source.variants)
         self.all_parts, self.count = 2 ** len(source.parts) - 1, len(source.parts) + source.most_objects
         states = sum(self.all_parts + 1 + len(source.objects(image)) for image in range(images))
-        self.counter = Counter(None, states)
+        self.counter = ProgressCounter(None, states)
         self.runner = BatchRunner(self.model, self.plan.config, self.counter)
         with_parts = np.full((images, self.all_parts + 1, classes), np.nan)
         without = np.full((images, source.most_objects, classes), np.nan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -196,7 +195,7 @@ def encode_map(e: vt.Explanation) -> dict[str, Any]:
 def check(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
     """Return what cheap tests say about a map."""
     result = session.check(question, job.part)
-    tests = [{"name": test.name, **dataclasses.asdict(trust(test))} for test in result.tests]
+    tests = [{"name": test.name, **trust(test)} for test in result.tests]
     return {"verdict": result.verdict, "sentence": result.sentence, "tests": tests}
 
 
@@ -394,7 +393,7 @@ def _encode_why(answer: Why) -> dict[str, Any]:
             {
                 "picture": _png(test.picture),
                 "words": test.caption,
-                "percent": test.chance,
+                "percent": test.probability,
                 "change": test.change,
                 "note": test.note,
             }
@@ -404,7 +403,7 @@ def _encode_why(answer: Why) -> dict[str, Any]:
         "criterion": answer.criterion,
         "contrast": contrast,
         "owners": None if answer.class_assignment is None else _encode_owners(answer.class_assignment),
-        "trust": [dataclasses.asdict(test) for test in page.trust],
+        "trust": list(page.trust),
         "trust_text": page.trust_text,
         "command": page.command,
         "settings": page.settings,
