@@ -411,5 +411,5 @@ def python_call(function: str, model: VisionModel, e: Explanation, arguments: Ma
 
 def _plain_target(target: Any, e: Explanation) -> int | str | None:
     """Return a target as it is written; of a list the class that was explained."""
-    plain = plain_target(target)
-    return plain if isinstance(plain, int | str | None) else e.target
+    simplified = plain_target(target)
+    return simplified if isinstance(simplified, int | str | None) else e.target

@@ -492,8 +492,8 @@ def _phrase(verb: str, probability: float) -> str:
     return f"{verb.removesuffix(' only') if text.startswith('under') else verb} {text}"
 
 
-def _legend(e: Explanation, low: str, high: str) -> Legend:
-    return Legend(low, high) if e.scale.signed else Legend("little", "much", signed=False)
+def _legend(e: Explanation, lowest: str, highest: str) -> Legend:
+    return Legend(lowest, highest) if e.scale.signed else Legend("little", "much", signed=False)
 
 
 def _assigned(e: Explanation) -> tuple[Image.Image, list[tuple[str, str]]]:

@@ -79,6 +79,12 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def describe_error(error: Exception) -> str:
+    """Return an error in one line, with its kind unless it was raised on purpose."""
+    kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
+    return one_line(f"{kind}{error}")
+
+
 def reason(error: Exception) -> str:
     """Return the first line of what went wrong, as the system or a reader of files says it."""
     if isinstance(error, OSError) and error.strerror:

@@ -50,9 +50,9 @@ def number(value: float, digits: int = 3) -> str:
     return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
-def interval(low: float, high: float, digits: int = 3) -> str:
+def interval(low: float, upper: float, digits: int = 3) -> str:
     """Return both ends as text; nothing where there is no interval."""
-    return "" if math.isnan(low) else f"{number(low, digits)} to {number(high, digits)}"
+    return "" if math.isnan(low) else f"{number(low, digits)} to {number(upper, digits)}"
 
 
 def duration(seconds: float) -> str:
@@ -144,8 +144,8 @@ def report(title: str, lead: str, sections: Sequence[Section], footer: str = "",
 class Legend:
     """What the two ends of a colour scale mean."""
 
-    low: str
-    high: str
+    lowest: str
+    highest: str
     signed: bool = True
 
 

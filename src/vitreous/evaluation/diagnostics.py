@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError, SpecError, VitreousError, one_line
+from vitreous.errors import ModelError, SpecError, VitreousError, describe_error
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.plan import named
-from vitreous.methods import Method, compute_attributions, get_method, list_methods
+from vitreous.methods import Method, MethodInfo, compute_attributions, get_method, list_methods
 from vitreous.methods.value_weighted import block_weights, layer_weights
 from vitreous.metrics import Evaluation, Metric, MetricInfo
 from vitreous.metrics.bootstrap import Cell, interval, mean, resampled
@@ -66,27 +66,16 @@ def diagnose(model: VisionModel | nn.Module, *, seed: int = 0, **facts: Any) -> 
     (True, 'the model can be wrapped')
     """
     check_seed(seed)
-    wrapped: list[VisionModel] = []
-
-    def try_wrapping() -> str:
-        wrapped.append(wrap(model, **facts))
-        return repr(wrapped[0])
-
-    first = _finding("the model can be wrapped", try_wrapping)
-    if not wrapped:
-        return Diagnosis(type(model).__name__, (first,))
-    (vision_model,) = wrapped
+    name = "the model can be wrapped"
+    try:
+        vision_model = wrap(model, **facts)
+        first = Finding(name, "ok", repr(vision_model))
+    except Exception as error:
+        return Diagnosis(type(model).__name__, (_failure(name, error),))
     inputs = PRNGKey.of(seed, "doctor").at(torch.arange(2)).normal(3, *vision_model.preprocess.size)
     examiner = _Examiner(vision_model, vision_model.cast(inputs))
     checks = [_finding(name, examine) for name, examine in examiner.checks()]
-    methods = [
-        _try_method(
-            vision_model,
-            inputs[:1],
-            f"{info.name}({', '.join(['ixg', 'gradcam'][: info.num_bases])})" if info.is_combinator else info.name,
-        )
-        for info in list_methods()
-    ]
+    methods = [_try_method(vision_model, inputs[:1], info) for info in list_methods()]
     return Diagnosis(vision_model.name, (first, *checks), tuple(methods))
 
 
@@ -132,12 +121,12 @@ class _Examiner:
         return f"{counts}; linearized {_equality(cache.logits, self.model.logits(self.inputs))}"
 
     def modifications(self) -> str | None:
-        found = deviations(self.model.module)
-        if not found:
+        changes = deviations(self.model.module)
+        if not changes:
             return None
         self.model.verify(self.inputs)
-        listed = [f"{path or 'the model'} has {why}" for path, why in list(found.items())[:_MAX_NAMED]]
-        more = [f"{len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else []
+        listed = [f"{path or 'the model'} has {why}" for path, why in list(changes.items())[:_MAX_NAMED]]
+        more = [f"{len(changes) - _MAX_NAMED} more"] if len(changes) > _MAX_NAMED else []
         text = f"{'; '.join([*listed, *more])}. Weights there are taken from what each module does, and compared."
         pooling = self.model.pooling
         if self.model.attention == "none":
@@ -224,16 +213,21 @@ def _largest_gradient(a: Activation) -> Tensor:
 def _finding(name: str, examine: Callable[[], str | None]) -> Finding:
     try:
         detail = examine()
-    except Exception as error:  # a user's model can break anywhere; the answer is advice, not a traceback
-        kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
-        return Finding(name, "failed", one_line(f"{kind}{error}"))
+    except Exception as error:
+        return _failure(name, error)
     return Finding(name, "-", "does not apply") if detail is None else Finding(name, "ok", detail)
 
 
-def _try_method(model: VisionModel, inputs: Tensor, spec: str) -> Finding:
-    method: Method = get_method(spec)
-    if method.num_forwards(model) > _MAX_FORWARDS or method.info.is_slow:
-        return Finding(method.info.name, "-", f"not tried: {method.info.cost_text}")
+def _failure(name: str, error: Exception) -> Finding:
+    """Return what went wrong: a user's model can break anywhere, and the answer is advice, not a traceback."""
+    return Finding(name, "failed", describe_error(error))
+
+
+def _try_method(model: VisionModel, inputs: Tensor, info: MethodInfo) -> Finding:
+    bases = ", ".join(["ixg", "gradcam"][: info.num_bases])
+    method = get_method(f"{info.name}({bases})" if info.is_combinator else info.name)
+    if method.num_forwards(model) > _MAX_FORWARDS or info.is_slow:
+        return Finding(info.name, "-", f"not tried: {info.cost_text}")
 
     def attribute() -> str:
         context = Context(model, inputs, Target.of(model, len(inputs)))
@@ -242,7 +236,7 @@ def _try_method(model: VisionModel, inputs: Tensor, spec: str) -> Finding:
             raise VitreousError("its map is not finite")
         return f"{attribution.map.shape[1]} x {attribution.map.shape[2]} map"
 
-    return _finding(method.info.name, attribute)
+    return _finding(info.name, attribute)
 
 
 # -- agreement -----------------------------------------------------------------------------------------
@@ -302,7 +296,7 @@ def agreement(
         model,
         images,
         methods,
-        _MapValues(grid=grid),
+        _MapValues(grid),
         target=target,
         labels=labels,
         controls=False,
@@ -318,16 +312,16 @@ def agreement(
     pairs = list(combinations_with_replacement(range(len(maps)), 2))
     cells = [_cell(by, maps[i], maps[j]) for i, j in pairs]
     resamples, ones = resampled(cells, n_bootstrap, seed), np.ones((1, len(table.images)))
-    ends = [interval(column) for column in resamples.T]
+    low, upper = np.array([interval(column) for column in resamples.T]).T
     means = [float(aggregate(parts, ones)[0]) for parts, aggregate in cells]
     return Agreement(
         table.methods,
         table.images,
         by,
         grid,
-        matrix=_square(pairs, np.array(means)),
-        low=_square(pairs, np.array([end.low for end in ends])),
-        high=_square(pairs, np.array([end.high for end in ends])),
+        _square(pairs, np.array(means)),
+        _square(pairs, low),
+        _square(pairs, upper),
         per_image=None if by == "cka" else _square(pairs, np.stack([parts[:, 0] for parts, _ in cells], axis=-1)),
         plan={**table.plan, "metrics": {}, "resampling": {"n_bootstrap": n_bootstrap, "seed": seed}},
     )

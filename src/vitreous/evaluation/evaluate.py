@@ -142,7 +142,7 @@ def evaluate(
         for group in batched(chain([first], source), config.images_per_unit):
             unit = score_unit(vision_model, group, replace(plan, config=config), counter)
             config = unit.config  # what ran out of memory once is not tried again
-            units.append(replace(unit, maps={}))
+            units.append(unit)
     record = _record(vision_model, plan, units, config)
     record["target"], record["seconds"]["total"] = classes.description, time.perf_counter() - start
     return _table(tuple(explainers), plan, units, record, n_bootstrap, groups)
@@ -205,7 +205,7 @@ def _record(
         "baselines": plan.baselines,
         "images": sum(len(unit.names) for unit in units),
         "states": sum(states.values()),
-        "states_by_kept_tokens": {str(kept): n for kept, n in sorted(states.items())},
+        "states_by_kept_tokens": {str(tokens): count for tokens, count in sorted(states.items())},
         "seconds": {"explaining": sum(unit.seconds for unit in units)},
     }
 

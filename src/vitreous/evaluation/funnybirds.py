@@ -246,7 +246,7 @@ class _Run:
             Sample(LoadedImage(tensor, _NO_IMAGE, self.source.names[image]), image)
             for image, tensor in zip(images, inputs, strict=True)
         ]
-        attributor = Attributor(self.model, self.plan, samples, inputs, self.counter)
+        attributor = Attributor(self.model, self.plan, samples, self.counter)
         jobs, rows = attributor.jobs(
             {mode: torch.from_numpy(indices).to(self.model.device) for mode, indices in classes.items()}
         )

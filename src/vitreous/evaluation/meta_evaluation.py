@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitreous.errors import VitreousError, one_line
+from vitreous.errors import VitreousError, describe_error, one_line
 from vitreous.evaluation.evaluate import evaluate, named_metrics
 from vitreous.evaluation.meta_maps import (
     CENTRE,
@@ -266,8 +266,7 @@ class _MapEvaluator:
         try:
             self.score(run, slice(1))
         except Exception as error:  # whatever is wrong with one metric, the others go on
-            kind = "" if isinstance(error, VitreousError) else f"{type(error).__name__}: "
-            return f"cannot be run here: {one_line(f'{kind}{error}')[:200]}"
+            return f"cannot be run here: {describe_error(error)[:200]}"
         return None
 
 

@@ -143,9 +143,9 @@ def _ranks(maps: Tensor) -> Tensor:
     """Return the share of the pixels that lie below each pixel, those with the same value counted half."""
     flat = maps.flatten(1).contiguous()
     ordered = flat.sort(dim=1).values
-    low = torch.searchsorted(ordered, flat, right=False)
-    high = torch.searchsorted(ordered, flat, right=True)
-    return ((low + high).to(torch.float32) / (2 * flat.shape[1])).view(maps.shape)
+    below = torch.searchsorted(ordered, flat, right=False)
+    not_above = torch.searchsorted(ordered, flat, right=True)
+    return ((below + not_above).to(torch.float32) / (2 * flat.shape[1])).view(maps.shape)
 
 
 def _rank_of_zero(maps: Tensor) -> Tensor:

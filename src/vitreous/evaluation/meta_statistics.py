@@ -188,7 +188,7 @@ def assess(
     reported = [_step(scores, better, worse) for better, worse in pairs]
     verdict, why = _verdict(required, reported)
     smallest, share = smallest_difference(mixed, MIXES)
-    truth, around, overall = truth_correlation(mixed, MIXES, n_bootstrap)
+    truth, (truth_low, truth_high), overall = truth_correlation(mixed, MIXES, n_bootstrap)
     return MetricAssessment(
         metric=label,
         family=metric.info.family,
@@ -208,8 +208,8 @@ def assess(
         smallest=smallest,
         smallest_share=share,
         truth=truth,
-        truth_low=around.low,
-        truth_high=around.high,
+        truth_low=truth_low,
+        truth_high=truth_high,
         truth_overall=overall,
     )
 
@@ -223,7 +223,7 @@ def _step(scores: Scores, better: str, worse: str, required: bool = False) -> St
     """Return how two groups of maps compare, or two maps."""
     ones, others = ((GROUPS[name] if required else (name,)) for name in (better, worse))
     gap, around = scores.difference(ones, others)
-    return Step(better, worse, gap, around.low, around.high, required)
+    return Step(better, worse, gap, *around, required)
 
 
 def _verdict(required: Sequence[Step], reported: Sequence[Step]) -> tuple[str, str]:

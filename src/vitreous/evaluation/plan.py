@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -271,8 +271,8 @@ class EvaluationPlan:
     @property
     def columns(self) -> tuple[str, ...]:
         """The classes whose probability is read in every state."""
-        given = self.config.target != "pred"
-        return ("pred", *(["label"] if self.has_labels else []), *(["given"] if given else []))
+        is_needed = {"pred": True, "label": self.has_labels, "given": self.config.target != "pred"}
+        return tuple(name for name in is_needed if is_needed[name])
 
     @property
     def requests(self) -> list[Request]:
@@ -295,19 +295,18 @@ class EvaluationPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
-        settings = {each.name: getattr(self.config, each.name) for each in fields(self.config)}
+        settings = asdict(self.config)
         del settings["target"]
         return {
-            "methods": {
-                name: {"spec": method.spec, **method.settings}
-                if isinstance(method, Method)
-                else {"what": method.description}
-                for name, method in self.methods.items()
-            },
+            "methods": {name: _description(method) for name, method in self.methods.items()},
             "metrics": {label: {"spec": metric.spec, **metric.settings} for label, metric in self.metrics.items()},
             "size": list(self.image_shape.pixels),
             **{name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()},
         }
+
+
+def _description(method: Explainer) -> dict[str, Any]:
+    return {"spec": method.spec, **method.settings} if isinstance(method, Method) else {"what": method.description}
 
 
 def forwards_per_image(requests: Iterable[Request], image_shape: ImageShape, maps: int) -> int:

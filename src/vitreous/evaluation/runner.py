@@ -21,15 +21,7 @@ from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError
 from vitreous.evaluation.plan import EvaluationPlan, Explainer, ExternalExplainer
 from vitreous.methods import Method, compute_attributions
-from vitreous.metrics import (
-    Curve,
-    Evaluation,
-    EvaluationConfig,
-    Evaluator,
-    Maps,
-    Reattribution,
-    Request,
-)
+from vitreous.metrics import Curve, Evaluation, EvaluationConfig, Evaluator, Maps, Reattribution, Request
 from vitreous.metrics.batch_runner import Audit, BatchRunner
 from vitreous.metrics.ranking import FLAGS, Array
 from vitreous.models import VisionModel
@@ -73,10 +65,10 @@ class Attributor:
     model: VisionModel
     plan: EvaluationPlan
     samples: Sequence[Sample]
-    inputs: Tensor
     on_progress: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
+        self.inputs = self.model.cast(torch.stack([sample.image.tensor for sample in self.samples]))
         self.inner = InnerBatch(self.plan.config.attribution_batch)
         self.costs = {name: Cost() for name in self.plan.methods}
         sets = [sample.compare_classes for sample in self.samples]
@@ -125,8 +117,8 @@ class Attributor:
         """Return what metrics ask to be explained again: other images, another seed, class or model."""
         return {
             (request, mode): self._reattribution_job(request, classes[mode], logits)
-            for mode, several in requests.items()
-            for request in dict.fromkeys(several)
+            for mode, requests_of_mode in requests.items()
+            for request in requests_of_mode
         }
 
     def _reattribution_job(self, request: Reattribution, classes: Tensor, logits: Tensor) -> _Job:
@@ -140,8 +132,8 @@ class Attributor:
         if request.target != "same":
             others = logits.scatter(1, classes[:, None].to(logits.device), -torch.inf)
             if request.target == "random":
-                drawn = PRNGKey.of_images(config.seed, "other class", self.inputs).uniform(logits.shape[1])
-                others = torch.where(others == -torch.inf, -1.0, drawn.to(others))
+                random = PRNGKey.of_images(config.seed, "other class", self.inputs).uniform(logits.shape[1])
+                others = torch.where(others == -torch.inf, -1.0, random.to(others))
             classes = others.argmax(dim=1)
         images = torch.arange(len(self.inputs)).repeat_interleave(request.num_maps)
         seed = config.seed if request.seed is None else request.seed
@@ -237,7 +229,7 @@ def _pass_groups(model: VisionModel, methods: Mapping[str, Method]) -> list[tupl
 
 @dataclass(frozen=True, eq=False)
 class ScoredUnit:
-    """What one unit has found; images are the first axis of everything.
+    """The scores of one unit; images are the first axis of everything.
 
     ``parts[method, metric]`` ``[n, P]`` is what scores are made of, ``curves`` what they were read from, and ``flags``
     has the code of every map in ``FLAGS``, by method and explained class. ``config`` is that of the plan, with smaller
@@ -245,7 +237,6 @@ class ScoredUnit:
     """
 
     names: tuple[str, ...]
-    maps: Mapping[str, Maps]
     parts: Mapping[tuple[str, str], Array]
     curves: Mapping[tuple[str, str], Mapping[str, Curve]]
     flags: Mapping[tuple[str, str], Array]
@@ -276,16 +267,15 @@ def attribute_unit(
 ) -> AttributedUnit:
     """Explain some images together and score nothing: what ``score_unit`` takes as ``maps``."""
     _check_sizes(samples, plan)
-    inputs = _stacked(model, samples)
-    engine = BatchRunner(model, replace(plan.config, precision="float32"), on_progress)
-    classes = _classes(samples, plan, engine.forward(inputs))
+    attributor = Attributor(model, plan, samples, on_progress)
+    runner = BatchRunner(model, replace(plan.config, precision="float32"), on_progress)
+    classes = _classes(samples, plan, runner.forward(attributor.inputs))
     wanted = {mode: classes.get(mode, classes["pred"]) for mode in modes}
-    began = time.perf_counter()
-    attributor = Attributor(model, plan, samples, inputs, on_progress)
+    start = time.perf_counter()
     jobs, rows = attributor.jobs(wanted)
     maps = attributor.maps(list(attributor.run(jobs)), rows)
     config = replace(plan.config, attribution_batch=attributor.inner.size)
-    return AttributedUnit(maps, wanted, config, time.perf_counter() - began, attributor.costs)
+    return AttributedUnit(maps, wanted, config, time.perf_counter() - start, attributor.costs)
 
 
 def score_unit(
@@ -301,13 +291,12 @@ def score_unit(
     it raises ends the unit there, and nothing is left behind.
     """
     _check(samples, plan)
-    inputs = _stacked(model, samples)
+    attributor = Attributor(model, plan, samples, on_progress)
     evaluator = Evaluator(model, list(plan.metrics.values()), plan.image_shape, plan.columns, plan.config, on_progress)
-    logits = evaluator.runner.forward(inputs)
+    logits = evaluator.runner.forward(attributor.inputs)
     classes = _classes(samples, plan, logits)
     wanted = {mode: classes.get(mode, classes["pred"]) for mode in evaluator.modes}
-    began = time.perf_counter()
-    attributor = Attributor(model, plan, samples, inputs, on_progress)
+    start = time.perf_counter()
     if maps is None:
         jobs, rows = attributor.jobs(wanted)
         maps = attributor.maps(list(attributor.run(jobs)), rows)
@@ -317,16 +306,15 @@ def score_unit(
         for name, values in result.items():
             shape = (-1, request.num_maps, *values.shape[1:])
             explained[name][request, mode] = values.view(shape).cpu().numpy()
-    seconds = time.perf_counter() - began
-    evaluator.add(inputs, logits, classes, maps, [sample.annotation for sample in samples])
+    seconds = time.perf_counter() - start
+    evaluator.add(attributor.inputs, logits, classes, maps, [sample.annotation for sample in samples])
     answers = evaluator.finish(explained)
     first = next(iter(answers.values()))
-    parts, curves = _read(plan, answers)
+    cells = _read(plan, answers)
     return ScoredUnit(
         names=tuple(sample.image.name for sample in samples),
-        maps=maps,
-        parts=parts,
-        curves=curves,
+        parts={cell: parts for cell, (parts, _) in cells.items()},
+        curves={cell: curves for cell, (_, curves) in cells.items()},
         flags={(name, mode): answers[name].with_classes(mode).flags for name in plan.methods for mode in wanted},
         confidence={
             name: first.with_classes(score_class=name).probability() for name in plan.columns if name != "given"
@@ -334,9 +322,7 @@ def score_unit(
         states=evaluator.runner.states,
         audit=evaluator.runner.audit,
         config=replace(
-            plan.config,
-            attribution_batch=attributor.inner.size,
-            forward_batch=evaluator.runner.inner_batch.size,
+            plan.config, attribution_batch=attributor.inner.size, forward_batch=evaluator.runner.inner_batch.size
         ),
         seconds=seconds,
     )
@@ -358,21 +344,16 @@ def provenance(model: VisionModel) -> dict[str, Any]:
     }
 
 
-def _stacked(model: VisionModel, samples: Sequence[Sample]) -> Tensor:
-    return model.cast(torch.stack([sample.image.tensor for sample in samples]))
-
-
 def _read(
     plan: EvaluationPlan, answers: Mapping[str, Evaluation]
-) -> tuple[dict[tuple[str, str], Array], dict[tuple[str, str], Mapping[str, Curve]]]:
+) -> dict[tuple[str, str], tuple[Array, Mapping[str, Curve]]]:
     """Read every metric, the methods side by side: sorting maps takes longer than making many of them."""
 
-    def read(name: str) -> list[tuple[tuple[str, str], Array, Mapping[str, Curve]]]:
-        return [((name, label), *metric.read(answers[name])) for label, metric in plan.metrics.items()]
+    def read(name: str) -> dict[tuple[str, str], tuple[Array, Mapping[str, Curve]]]:
+        return {(name, label): metric.read(answers[name]) for label, metric in plan.metrics.items()}
 
     with ThreadPoolExecutor(thread_name_prefix="vitreous-read") as pool:
-        cells = [cell for row in pool.map(read, plan.methods) for cell in row]
-    return {key: parts for key, parts, _ in cells}, {key: curves for key, _, curves in cells}
+        return {cell: values for row in pool.map(read, plan.methods) for cell, values in row.items()}
 
 
 def _classes(samples: Sequence[Sample], plan: EvaluationPlan, logits: Tensor) -> dict[str, Tensor]:
