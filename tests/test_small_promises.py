@@ -31,25 +31,25 @@ def test_no_p_value_is_zero() -> None:
 @pytest.mark.parametrize("spec", ["legrad", "coiba(steps=2, samples=2)", "smooth(legrad, samples=3)"])
 def test_progress_reaches_its_end_and_not_more(spec: str) -> None:
     model = vt.wrap(FAMILIES["vit"]())
-    told: list[tuple[float, Any]] = []
-    list(vt.iter_explanations(model, images(model, 3), spec, progress=lambda *each: told.append(each)))
-    done = [each for each, _ in told]
+    report: list[tuple[float, Any]] = []
+    list(vt.iter_explanations(model, images(model, 3), spec, progress=lambda *item: report.append(item)))
+    done = [item for item, _ in report]
     assert done == sorted(done)
-    assert told[-1] == (3, 3)
-    assert all(each <= 3 for each in done)
-    assert [each for each in done if 0 < each < 3], "it moves before the end"
+    assert report[-1] == (3, 3)
+    assert all(item <= 3 for item in done)
+    assert [item for item in done if 0 < item < 3], "it moves before the end"
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "provided"),
     [
         ("insertion", {"baseline": "black", "steps": 7}),
         ("insertion", {"steps": 5, "explain_class": "label", "score_class": "explained"}),
         ("positive_perturbation", {"stop": 0.5, "normalise": False}),
     ],
 )
-def test_metric_spellings_give_the_metric_again(name: str, given: dict[str, Any]) -> None:
-    metric = type(vt.get_metric(name))(**given)
+def test_metric_spellings_give_the_metric_again(name: str, provided: dict[str, Any]) -> None:
+    metric = type(vt.get_metric(name))(**provided)
     assert vt.get_metric(metric.spec).settings == metric.settings
 
 
@@ -72,8 +72,10 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
         assert vt.get_metric(Named(word=text).spec).settings["word"] == text
     finally:
         del registry.REGISTRY.by_name["named_here"]
-    how = vt.get_method("coiba")
-    again = type(how)(**{**{p.name: getattr(how, p.name) for p in how.info.parameters}, "stats": text or "own"})
+    keywords = vt.get_method("coiba")
+    again = type(keywords)(
+        **{**{p.name: getattr(keywords, p.name) for p in keywords.info.parameters}, "stats": text or "own"}
+    )
     assert vt.get_method(again.spec) == again
 
 
@@ -81,7 +83,7 @@ def test_words_with_spaces_and_slashes_survive_in_metrics_as_in_methods(text: st
 def test_finer_maps_are_summed_over_the_area_of_a_cell(size: tuple[int, int]) -> None:
     """A pixel that two cells share gives each its part: against a loop, and nothing is lost."""
     maps = torch.randn(2, 30, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = resize_map(maps, size)
+    result = resize_map(maps, size)
     expected = torch.zeros(2, *size, dtype=torch.float64)
     height, width = 30 / size[0], 31 / size[1]
     for row in range(size[0]):
@@ -89,11 +91,11 @@ def test_finer_maps_are_summed_over_the_area_of_a_cell(size: tuple[int, int]) ->
             for y in range(30):
                 for x in range(31):
                     down = min((row + 1) * height, y + 1) - max(row * height, y)
-                    across = min((column + 1) * width, x + 1) - max(column * width, x)
-                    if down > 0 and across > 0:
-                        expected[:, row, column] += down * across * maps[:, y, x]
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(found.sum(dim=(1, 2)), maps.sum(dim=(1, 2)))
+                    horizontal = min((column + 1) * width, x + 1) - max(column * width, x)
+                    if down > 0 and horizontal > 0:
+                        expected[:, row, column] += down * horizontal * maps[:, y, x]
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(result.sum(dim=(1, 2)), maps.sum(dim=(1, 2)))
 
 
 def test_to_grid_and_consensus_agree_where_patches_do_not_divide_the_image() -> None:
@@ -138,17 +140,17 @@ def test_what_attends_is_a_fact(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
+    ("labels", "message"),
     [(range(3), "there is no label for input-3"), (range(5), "5 labels for 4 images"), ("abcd", "no list of labels")],
 )
-def test_labels_from_any_iterable(labels: Any, said: str) -> None:
+def test_labels_from_any_iterable(labels: Any, message: str) -> None:
     model = vt.wrap(FAMILIES["vit"]())
     x = images(model, 4)
     options: dict[str, Any] = {"controls": False, "n_bootstrap": 1}
-    made = (each % 5 for each in range(4))
-    one = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=made, **options)
+    created = (item % 5 for item in range(4))
+    one = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=created, **options)
     other = vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=[0, 1, 2, 3], **options)
     np.testing.assert_array_equal(one["ixg", one.metrics[0]], other["ixg", one.metrics[0]])
-    given = labels if isinstance(labels, str) else (label for label in labels)
-    with pytest.raises(TargetError, match=said):
-        vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=given, **options)
+    provided = labels if isinstance(labels, str) else (label for label in labels)
+    with pytest.raises(TargetError, match=message):
+        vt.evaluate(model, x, "ixg", "insertion@coiba(steps=2)", labels=provided, **options)

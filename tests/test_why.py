@@ -31,22 +31,22 @@ def world() -> vt.VisionModel:
 
 
 @pytest.fixture(scope="module")
-def found(world: vt.VisionModel) -> Any:
+def result(world: vt.VisionModel) -> Any:
     return vt.why(world, scene())
 
 
-def chances(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
+def class_probabilities(model: vt.VisionModel, picture: Image.Image) -> torch.Tensor:
     return model.logits(model.preprocess.to_tensor(picture)[None])[0].softmax(dim=0)
 
 
-def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, found: Any) -> None:
-    expected = chances(world, found.explanation.image)
+def test_what_it_says_is_what_the_model_says(world: vt.VisionModel, result: Any) -> None:
+    expected = class_probabilities(world, result.explanation.image)
     best = expected.argsort(descending=True)[:5].tolist()
-    assert [label for _, label, _ in found.classes] == [world.label(each) for each in best]
-    assert [chance for _, _, chance in found.classes] == pytest.approx(expected[best].tolist(), abs=1e-6)
-    assert found.explanation.target == best[0]
-    assert found.runner_up == (best[1], world.label(best[1]))
-    assert found.contrast.request.contrast == (best[1],)
+    assert [label for _, label, _ in result.classes] == [world.label(item) for item in best]
+    assert [chance for _, _, chance in result.classes] == pytest.approx(expected[best].tolist(), abs=1e-6)
+    assert result.explanation.target == best[0]
+    assert result.runner_up == (best[1], world.label(best[1]))
+    assert result.contrast.request.contrast == (best[1],)
 
 
 def test_the_contrast_is_about_what_the_model_saw() -> None:
@@ -55,22 +55,22 @@ def test_the_contrast_is_about_what_the_model_saw() -> None:
     model = vt.load("timm/test_vit", pretrained=False, img_size=32, device="cpu")
     assert model.preprocess.crop < 1
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
-    found = vt.why(model, photo, method="ixg")
-    rival = found.contrast.request.contrast[0]
-    expected = vt.explain(model, photo, "ixg", found.explanation.target, contrast=rival)
-    assert np.array_equal(found.contrast.image, found.explanation.image)
-    assert torch.allclose(found.contrast.map, expected.map, atol=1e-6)
+    result = vt.why(model, photo, method="ixg")
+    rival = result.contrast.request.contrast[0]
+    expected = vt.explain(model, photo, "ixg", result.explanation.target, contrast=rival)
+    assert np.array_equal(result.contrast.image, result.explanation.image)
+    assert torch.allclose(result.contrast.map, expected.map, atol=1e-6)
 
 
-def test_the_tries_are_answers_to_the_pictures_shown(world: vt.VisionModel, found: Any) -> None:
-    e = found.explanation
-    for answer in (found.without, found.alone):
-        expected = chances(world, answer.image)
+def test_the_tries_are_answers_to_the_pictures_shown(world: vt.VisionModel, result: Any) -> None:
+    e = result.explanation
+    for answer in (result.without, result.alone):
+        expected = class_probabilities(world, answer.image)
         assert answer.explained == pytest.approx(float(expected[e.target]), abs=1e-6)
         assert answer.label == world.label(int(expected.argmax()))
     mask = np.kron(strongest(e.map), np.ones((e.image.height // e.map.shape[0], e.image.width // e.map.shape[1]))) > 0
     assert strongest(e.map).sum() == round(e.map.numel() / 5)
-    seen, without, alone = (np.asarray(each) for each in (e.image, found.without.image, found.alone.image))
+    seen, without, alone = (np.asarray(item) for item in (e.image, result.without.image, result.alone.image))
     assert (without[~mask] == seen[~mask]).all()
     assert (alone[mask] == seen[mask]).all()
     assert (without[mask] != seen[mask]).any()
@@ -82,30 +82,30 @@ def test_the_strongest_fifth() -> None:
     assert strongest(torch.zeros(2, 5)).sum() == 2
 
 
-def test_the_page_is_one_file_in_plain_words(found: Any, tmp_path: Path) -> None:
-    path = found.save(tmp_path / "page.html")
+def test_the_page_is_one_file_in_plain_words(result: Any, tmp_path: Path) -> None:
+    path = result.save(tmp_path / "page.html")
     text = path.read_text()
     assert re.findall(r'(?:src|href)="(?!data:)[^"]*"', text) == []
     assert "<script" not in text
     words = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", text, flags=re.DOTALL))
-    label = found.explanation.label
-    for piece in (
+    label = result.explanation.label
+    for part in (
         f"Why “{label}”?",
-        f"Why not “{found.runner_up[1]}”?",
+        f"Why not “{result.runner_up[1]}”?",
         "Put to the test",
         "Can this map be trusted?",
         "Again",
     ):
-        assert piece in words
-    assert percent(found.without.explained) in words
+        assert part in words
+    assert percent(result.without.explained) in words
     assert f"Vitreous {vt.__version__}" in words
-    assert found.explanation.method in words
+    assert result.explanation.method in words
     assert text.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]+"', text))
-    assert "iframe" in found._repr_html_()
+    assert "iframe" in result._repr_html_()
     with pytest.raises(vt.VitreousError, match="is there already"):
-        found.save(path)
+        result.save(path)
     with pytest.raises(vt.VitreousError, match=r"must end in \.html"):
-        found.save(tmp_path / "page.png")
+        result.save(tmp_path / "page.png")
 
 
 def test_labels_cannot_break_the_page(world: vt.VisionModel, tmp_path: Path) -> None:
@@ -163,21 +163,21 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1400])
-def test_in_a_browser(found: Any, tmp_path: Path, browser: Any, width: int) -> None:
-    path = found.save(tmp_path / "page.html")
-    page, told = browser.new_page(viewport={"width": width, "height": 900}), []
-    page.on("console", lambda message: told.append(message.text))
-    page.on("pageerror", lambda error: told.append(str(error)))
+def test_in_a_browser(result: Any, tmp_path: Path, browser: Any, width: int) -> None:
+    path = result.save(tmp_path / "page.html")
+    page, report = browser.new_page(viewport={"width": width, "height": 900}), []
+    page.on("console", lambda message: report.append(message.text))
+    page.on("pageerror", lambda error: report.append(str(error)))
     page.goto(path.as_uri())
-    wide, images, smallest = page.evaluate(
+    breadth, images, smallest = page.evaluate(
         """() => [document.documentElement.scrollWidth,
                   [...document.images].map(each => each.complete && each.naturalWidth > 0 && each.width > 80),
                   Math.min(...[...document.querySelectorAll('main *')].filter(each => each.textContent.trim())
                       .map(each => parseFloat(getComputedStyle(each).fontSize)))]"""
     )
     page.close()
-    assert told == []
-    assert wide <= width
+    assert report == []
+    assert breadth <= width
     assert len(images) >= 6
     assert all(images)
     assert smallest >= 12
@@ -214,7 +214,7 @@ def test_a_convolutional_network_is_told_the_same_way() -> None:
         model.fc.bias.zero_()
     vision_model = vt.wrap(model)
     pixels = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-    found = vt.why(vision_model, Image.fromarray(pixels))
-    assert found.class_assignment is not None
-    assert found.class_assignment.method.startswith("var(gradcam")
-    assert "Who owns which patch?" in found.html()
+    result = vt.why(vision_model, Image.fromarray(pixels))
+    assert result.class_assignment is not None
+    assert result.class_assignment.method.startswith("var(gradcam")
+    assert "Who owns which patch?" in result.html()

@@ -51,21 +51,21 @@ def photo(seed: int = 0, size: tuple[int, int] = (40, 50)) -> Image.Image:
 def test_scenes_of_the_world(contradictions: Any, method: str | None) -> None:
     model = vt.load("world")
     for image in World(n=2, start=7).images():
-        found = vt.why(model, image, method=method)
-        assert contradictions(found, model) == []
+        result = vt.why(model, image, method=method)
+        assert contradictions(result, model) == []
 
 
 def test_another_class_than_the_prediction(contradictions: Any) -> None:
     model = vt.load("world")
     (image,) = World(n=1, start=3).images()
     for target in (3, 40):
-        found = vt.why(model, image, "ixg", target)
-        assert contradictions(found, model) == []
-        page = found.page()
+        result = vt.why(model, image, "ixg", target)
+        assert contradictions(result, model) == []
+        page = result.page()
         assert page.title == f"What speaks for “{model.label(target)}”?"
-        assert page.lead.startswith(f"world says “{found.explanation.prediction.label}” (")
-        assert f"“{model.label(target)}” rather than “{found.runner_up[1]}”" in found.html()
-        assert "Why not" not in found.html()
+        assert page.lead.startswith(f"world says “{result.explanation.prediction.label}” (")
+        assert f"“{model.label(target)}” rather than “{result.runner_up[1]}”" in result.html()
+        assert "Why not" not in result.html()
 
 
 @pytest.mark.parametrize("classes", [1, 2])
@@ -82,35 +82,35 @@ def test_a_saturated_model(contradictions: Any) -> None:
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
     vision_model = vt.wrap(model, name="sure")
     for target in (0, 3):
-        found = vt.why(vision_model, photo(), "ixg", target)
-        assert contradictions(found, vision_model) == []
-        assert "cannot tell where the evidence is" in found.page().lead
-        assert "faithful" not in found.html()
+        result = vt.why(vision_model, photo(), "ixg", target)
+        assert contradictions(result, vision_model) == []
+        assert "cannot tell where the evidence is" in result.page().lead
+        assert "faithful" not in result.html()
 
 
 @pytest.mark.parametrize("size", [8, 16])
 def test_tiny_grids(contradictions: Any, size: int) -> None:
     """One patch, and two by two: nothing to compare with, and no fifth."""
     model = vt.wrap(_build(img_size=size), name="tiny")
-    found = vt.why(model, photo(), method="ixg")
-    assert contradictions(found, model) == []
+    result = vt.why(model, photo(), method="ixg")
+    assert contradictions(result, model) == []
     if size == 8:
-        assert found.without is None
-        assert "the same everywhere" in found.page().lead
-        assert "Put to the test" not in found.html()
+        assert result.without is None
+        assert "the same everywhere" in result.page().lead
+        assert "Put to the test" not in result.html()
     else:
-        assert "strongest patch of 4" in found.page().lead
-        assert "too few patches" in found.page().lead
-        assert "fifth of" not in found.html()
+        assert "strongest patch of 4" in result.page().lead
+        assert "too few patches" in result.page().lead
+        assert "fifth of" not in result.html()
 
 
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_a_flat_map(contradictions: Any) -> None:
     model = vt.load("world")
-    found = vt.why(model, next(iter(World(n=1).images())), method="constant")
-    assert contradictions(found, model) == []
-    assert (found.without, found.alone) == (None, None)
-    assert "Do not rely on this map: it is the same everywhere." in found.html()
+    result = vt.why(model, next(iter(World(n=1).images())), method="constant")
+    assert contradictions(result, model) == []
+    assert (result.without, result.alone) == (None, None)
+    assert "Do not rely on this map: it is the same everywhere." in result.html()
 
 
 def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any) -> None:
@@ -118,11 +118,11 @@ def test_a_map_without_a_sign_has_the_legend_of_its_colours(contradictions: Any)
     model = vt.load("world")
     image = next(iter(World(n=1).images()))
     for method in ("legrad", "saliency", "eigencam"):
-        found = vt.why(model, image, method=method)
-        assert not found.explanation.scale.signed
-        e = dataclasses.replace(found.explanation, map=found.explanation.map - found.explanation.map.mean())
-        for each in (found, dataclasses.replace(found, explanation=e)):
-            assert [text for text in contradictions(each) if "legend" in text or "red and blue" in text] == []
+        result = vt.why(model, image, method=method)
+        assert not result.explanation.scale.signed
+        e = dataclasses.replace(result.explanation, map=result.explanation.map - result.explanation.map.mean())
+        for item in (result, dataclasses.replace(result, explanation=e)):
+            assert [text for text in contradictions(item) if "legend" in text or "red and blue" in text] == []
 
 
 def test_a_convolutional_network(contradictions: Any) -> None:
@@ -132,8 +132,8 @@ def test_a_convolutional_network(contradictions: Any) -> None:
 
 def test_two_classes_of_one_name_are_told_apart() -> None:
     model = vt.wrap(FAMILIES["vit"](), class_names=["crane"] * 5)
-    found = vt.why(model, photo(), "ixg", 2)
-    for answer in (found.without, found.alone):
+    result = vt.why(model, photo(), "ixg", 2)
+    for answer in (result.without, result.alone):
         assert answer is not None
         assert answer.label == ("crane" if answer.target == 2 else f"crane, class {answer.target}")
 
@@ -142,19 +142,19 @@ def test_two_classes_of_one_name_are_told_apart() -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> tuple[vt.VisionModel, Why, torch.Tensor]:
+def simple() -> tuple[vt.VisionModel, Why, torch.Tensor]:
     model = vt.wrap(FAMILIES["vit"](), name="tiny")
-    found = vt.why(model, photo(), method="ixg")
-    chances = probabilities(model.logits(model.preprocess.to_tensor(found.explanation.image)[None]))[0]
-    return model, found, chances
+    result = vt.why(model, photo(), method="ixg")
+    class_probabilities = probabilities(model.logits(model.preprocess.to_tensor(result.explanation.image)[None]))[0]
+    return model, result, class_probabilities
 
 
-def told(e: vt.Explanation, prediction: ClassProbability, probability: float) -> vt.Explanation:
+def report(e: vt.Explanation, prediction: ClassProbability, probability: float) -> vt.Explanation:
     """The same map of a class with another probability, beside another prediction."""
     return dataclasses.replace(e, prediction=prediction, explained=e.explained._replace(probability=probability))
 
 
-def drawn(draw: np.random.Generator, places: int) -> Evidence:
+def sampled(draw: np.random.Generator, places: int) -> Evidence:
     """Any evidence: probabilities at the ends and in the middle, few and many places, classes that change."""
     levels = np.array([0.0, 1e-9, 3e-5, 0.0001, 0.004, 0.02, 0.0995, 0.25, 0.4999, 0.5, 0.501, 0.9, 0.9996, 1.0])
     base = draw.choice(levels, 3 + 2 * places)
@@ -170,31 +170,31 @@ def drawn(draw: np.random.Generator, places: int) -> Evidence:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_no_evidence_makes_a_page_that_contradicts_itself(
-    contradictions: Any, plain: tuple[vt.VisionModel, Why, torch.Tensor], seed: int
+    contradictions: Any, simple: tuple[vt.VisionModel, Why, torch.Tensor], seed: int
 ) -> None:
-    model, found, chances = plain
+    model, result, class_probabilities = simple
     draw, sentences = np.random.default_rng(seed), set()
     for _ in range(40):
-        evidence, other = drawn(draw, int(draw.choice([0, 3, 10, 15, 20]))), int(draw.integers(0, 5))
-        target = found.explanation.target
+        evidence, other = sampled(draw, int(draw.choice([0, 3, 10, 15, 20]))), int(draw.integers(0, 5))
+        target = result.explanation.target
         same = other != target or evidence.predictions[1][0] == target
         evidence = dataclasses.replace(evidence, keeps_prediction=same)
-        first = faithfulness(evidence, found.explanation.label)[0]
-        tests = (first, *found.check_result.tests[1:])
+        first = faithfulness(evidence, result.explanation.label)[0]
+        tests = (first, *result.check_result.tests[1:])
         verdict = max((test.verdict for test in tests if test.verdict != "-"), key=VERDICTS.index, default="weak")
         sentence = "nothing speaks against this map" if verdict == "good" else "take care"
-        said = ClassProbability(other, model.label(other), 0.8)
-        e = told(found.explanation, said, evidence.now)
-        made = assemble(model, e, chances, None, None, CheckResult(verdict, sentence, tests), "again")
-        assert contradictions(made) == [], (evidence, made.page().lead)
-        sentences.add(made.page().lead.split(" is ")[-1].split(":")[0])
+        message = ClassProbability(other, model.label(other), 0.8)
+        e = report(result.explanation, message, evidence.now)
+        created = assemble(model, e, class_probabilities, None, None, CheckResult(verdict, sentence, tests), "again")
+        assert contradictions(created) == [], (evidence, created.page().lead)
+        sentences.add(created.page().lead.split(" is ")[-1].split(":")[0])
     assert len(sentences) >= 3
 
 
-def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tensor]) -> None:
+def test_the_five_kinds_of_answers(simple: tuple[vt.VisionModel, Why, torch.Tensor]) -> None:
     """The headlines of the issue, each from its own numbers."""
-    model, found, chances = plain
-    target = found.explanation.target
+    model, result, class_probabilities = simple
+    target = result.explanation.target
     assert target is not None
     other = (target + 1) % 5
 
@@ -202,10 +202,10 @@ def test_the_five_kinds_of_answers(plain: tuple[vt.VisionModel, Why, torch.Tenso
         others = (1.0,) * lower + (0.0,) * (20 - lower), (0.0,) * higher + (1.0,) * (20 - higher)
         predictions = (other, 0.5), (target if same else other, 0.5)
         evidence = Evidence(now, without, alone, predictions, *others, (51, 256), same)
-        said = ClassProbability(target, model.label(target), now)
-        e = told(found.explanation, said, now)
-        tests = (faithfulness(evidence, e.label)[0], *found.check_result.tests[1:])
-        page = assemble(model, e, chances, None, None, CheckResult("weak", "care", tests), "").page()
+        message = ClassProbability(target, model.label(target), now)
+        e = report(result.explanation, message, now)
+        tests = (faithfulness(evidence, e.label)[0], *result.check_result.tests[1:])
+        page = assemble(model, e, class_probabilities, None, None, CheckResult("weak", "care", tests), "").page()
         return page.lead.split(f"{e.label}. ")[1].replace(model.label(target), "ski").replace(model.label(other), "alp")
 
     assert lead(0.43, 0.015, 0.92, 20, 20) == (

@@ -39,80 +39,80 @@ def maps(model: vt.VisionModel, x: Tensor) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def found(model: vt.VisionModel, x: Tensor) -> Agreement:
+def result(model: vt.VisionModel, x: Tensor) -> Agreement:
     return agreement(model, x, METHODS, n_bootstrap=200)
 
 
-def test_pair_by_pair(found: Agreement, maps: dict[str, np.ndarray]) -> None:
+def test_pair_by_pair(result: Agreement, maps: dict[str, np.ndarray]) -> None:
     weights = next(resamples(6, 200, 0))
     for one in METHODS:
         for other in METHODS:
             pairs = zip(maps[one], maps[other], strict=True)
-            each = np.array([stats.spearmanr(a.ravel(), b.ravel()).statistic for a, b in pairs])
+            item = np.array([stats.spearmanr(a.ravel(), b.ravel()).statistic for a, b in pairs])
             at = METHODS.index(one), METHODS.index(other)
-            np.testing.assert_allclose(found.per_image[:, at[0], at[1]], each, atol=1e-5)
-            assert found[one, other] == pytest.approx(each.mean(), abs=1e-5)
-            means = weights @ each / 6
-            np.testing.assert_allclose(found.interval(one, other), np.quantile(means, [0.025, 0.975]), atol=1e-5)
-    assert found.images == tuple(f"input-{i}" for i in range(6))
+            np.testing.assert_allclose(result.per_image[:, at[0], at[1]], item, atol=1e-5)
+            assert result[one, other] == pytest.approx(item.mean(), abs=1e-5)
+            means = weights @ item / 6
+            np.testing.assert_allclose(result.interval(one, other), np.quantile(means, [0.025, 0.975]), atol=1e-5)
+    assert result.images == tuple(f"input-{i}" for i in range(6))
 
 
 def test_cka(model: vt.VisionModel, x: Tensor, maps: dict[str, np.ndarray]) -> None:
-    told = agreement(model, x, METHODS, by="cka", n_bootstrap=20)
+    report = agreement(model, x, METHODS, by="cka", n_bootstrap=20)
     a, b = (maps[name].reshape(6, -1) for name in METHODS[:2])
     a, b = a - a.mean(axis=0), b - b.mean(axis=0)
     expected = np.linalg.norm(a.T @ b) ** 2 / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
-    assert told["ixg", "generic"] == pytest.approx(expected, abs=1e-5)
-    assert told["ixg", "ixg"] == pytest.approx(1)
-    assert told.per_image is None
-    low, high = told.interval("ixg", "generic")
-    assert 0 <= low < high <= 1 + 1e-9
+    assert report["ixg", "generic"] == pytest.approx(expected, abs=1e-5)
+    assert report["ixg", "ixg"] == pytest.approx(1)
+    assert report.per_image is None
+    low, upper = report.interval("ixg", "generic")
+    assert 0 <= low < upper <= 1 + 1e-9
 
 
-def test_pixels_and_other_similarities(model: vt.VisionModel, x: Tensor, found: Agreement) -> None:
+def test_pixels_and_other_similarities(model: vt.VisionModel, x: Tensor, result: Agreement) -> None:
     fine = agreement(model, x, METHODS, by="ssim", grid="pixel", n_bootstrap=5)
-    assert fine["ixg", "generic"] != pytest.approx(found["ixg", "generic"], abs=1e-3)
+    assert fine["ixg", "generic"] != pytest.approx(result["ixg", "generic"], abs=1e-3)
     np.testing.assert_allclose(np.diag(fine.matrix), 1)
 
 
 def test_broken_and_constant_maps(model: vt.VisionModel, x: Tensor) -> None:
     one, other = (torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     one[0, 1, 1], other[1, 2, 2], other[2] = torch.nan, torch.nan, 0.5
-    told = agreement(model, x, {"one": one, "other": other}, n_bootstrap=5)
-    each = told.per_image[:, 0, 1]
-    assert np.isnan(each).tolist() == [True, True, False, False, False, False]
-    assert each[2] == 0
-    assert told["one", "other"] == pytest.approx(each[2:].mean())
-    assert told["one", "one"] == pytest.approx(1)
+    report = agreement(model, x, {"one": one, "other": other}, n_bootstrap=5)
+    item = report.per_image[:, 0, 1]
+    assert np.isnan(item).tolist() == [True, True, False, False, False, False]
+    assert item[2] == 0
+    assert report["one", "other"] == pytest.approx(item[2:].mean())
+    assert report["one", "one"] == pytest.approx(1)
 
 
-def test_printing(found: Agreement) -> None:
-    text = str(found).splitlines()
+def test_printing(result: Agreement) -> None:
+    text = str(result).splitlines()
     assert text[0].split() == METHODS
     assert [line.split()[0] for line in text[1:]] == METHODS
-    assert f"{found['ixg', 'generic']:.3f}" == text[1].split()[2]
-    assert repr(found).startswith("Agreement of 3 methods by spearman on the token grid, 6 images\n")
-    assert "<table>" in found._repr_html_()
-    assert found.to_markdown().count("\n") >= 4
-    assert len(found.to_csv().splitlines()) == 1 + 3
+    assert f"{result['ixg', 'generic']:.3f}" == text[1].split()[2]
+    assert repr(result).startswith("Agreement of 3 methods by spearman on the token grid, 6 images\n")
+    assert "<table>" in result._repr_html_()
+    assert result.to_markdown().count("\n") >= 4
+    assert len(result.to_csv().splitlines()) == 1 + 3
 
 
-def test_saved_and_loaded(found: Agreement, tmp_path: Path) -> None:
-    path = found.save(tmp_path / "agreement.json")
+def test_saved_and_loaded(result: Agreement, tmp_path: Path) -> None:
+    path = result.save(tmp_path / "agreement.json")
     again = Agreement.load(path)
-    assert (again.methods, again.images, again.by, again.grid) == (found.methods, found.images, "spearman", "token")
+    assert (again.methods, again.images, again.by, again.grid) == (result.methods, result.images, "spearman", "token")
     for name in ("matrix", "low", "high", "per_image"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    assert json.loads(path.read_text())["plan"]["model"] == found.plan["model"]
-    assert found.save(tmp_path / "pairs.csv").read_text() == found.to_csv()
+        np.testing.assert_array_equal(getattr(again, name), getattr(result, name))
+    assert json.loads(path.read_text())["plan"]["model"] == result.plan["model"]
+    assert result.save(tmp_path / "pairs.csv").read_text() == result.to_csv()
     with pytest.raises(VitreousError, match="is there already"):
-        found.save(path)
+        result.save(path)
     with pytest.raises(VitreousError, match=r"must end in .json or .csv"):
-        found.save(tmp_path / "agreement.txt")
+        result.save(tmp_path / "agreement.txt")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "cannot be read"),
         ("nonsense", "is no JSON"),
@@ -121,21 +121,21 @@ def test_saved_and_loaded(found: Agreement, tmp_path: Path) -> None:
         ("[]", "is no agreement"),
     ],
 )
-def test_bad_files(tmp_path: Path, text: str | None, said: str) -> None:
+def test_bad_files(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "it.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(VitreousError, match=said):
+    with pytest.raises(VitreousError, match=message):
         Agreement.load(path)
 
 
 def test_layers_of_one_method(model: vt.VisionModel, x: Tensor) -> None:
-    hows = layer_methods("raw_attention", model)
-    assert list(hows) == ["layer 0", "layer 1", "layer 2"]
-    told = agreement(model, x, hows, by="ssim", n_bootstrap=5)
-    assert told.methods == tuple(hows)
+    by_layer = layer_methods("raw_attention", model)
+    assert list(by_layer) == ["layer 0", "layer 1", "layer 2"]
+    report = agreement(model, x, by_layer, by="ssim", n_bootstrap=5)
+    assert report.methods == tuple(by_layer)
     first = vt.get_method("raw_attention(layer=0)").attribute(model, x)
-    torch.testing.assert_close(hows["layer 0"].attribute(model, x), first)
+    torch.testing.assert_close(by_layer["layer 0"].attribute(model, x), first)
     assert list(layer_methods("iba(steps=3)", model)) == ["layer 0", "layer 1"], "no patch is read after the last block"
     assert all(layer_method.steps == 3 for layer_method in layer_methods("iba(steps=3)", model).values())
     with pytest.raises(SpecError, match="rollout has no layer that could be another one"):
@@ -144,10 +144,10 @@ def test_layers_of_one_method(model: vt.VisionModel, x: Tensor) -> None:
 
 def test_layers_of_different_grids() -> None:
     model = vt.wrap(EVERY["swin"]())
-    hows = layer_methods("gradcam", model)
-    told = agreement(model, images(model, 2), hows, n_bootstrap=5)
-    assert len(told.methods) == 4
-    assert np.isfinite(told.matrix).all()
+    by_layer = layer_methods("gradcam", model)
+    report = agreement(model, images(model, 2), by_layer, n_bootstrap=5)
+    assert len(report.methods) == 4
+    assert np.isfinite(report.matrix).all()
 
 
 def test_best_layers(model: vt.VisionModel, x: Tensor) -> None:
@@ -163,13 +163,13 @@ def test_equal_layers_share(model: vt.VisionModel, x: Tensor) -> None:
     maps = torch.randn(6, 4, 4, generator=torch.Generator().manual_seed(0))
     broken = maps.clone()
     maps[5], broken[[0, 5]] = torch.nan, torch.nan
-    hows = {"one": maps, "same": maps, "broken": broken}
-    table = vt.evaluate(model, x, hows, "gini", controls=False, n_bootstrap=2)
+    by_layer = {"one": maps, "same": maps, "broken": broken}
+    table = vt.evaluate(model, x, by_layer, "gini", controls=False, n_bootstrap=2)
     shares = best_layers(table, "gini")
     assert shares == pytest.approx({"one": 1 / 2 + 4 / 3, "same": 1 / 2 + 4 / 3, "broken": 4 / 3})
 
 
-def test_refused(model: vt.VisionModel, x: Tensor, found: Agreement) -> None:
+def test_refused(model: vt.VisionModel, x: Tensor, result: Agreement) -> None:
     with pytest.raises(SpecError, match=r"by='hog' is not one of spearman, .*, cka"):
         agreement(model, x, METHODS, by="hog")
     with pytest.raises(SpecError, match="grid='own' is not one of token, pixel"):
@@ -177,14 +177,14 @@ def test_refused(model: vt.VisionModel, x: Tensor, found: Agreement) -> None:
     with pytest.raises(VitreousError, match="needs at least two methods, got 1"):
         agreement(model, x, "ixg")
     with pytest.raises(VitreousError, match=r"no method 'genric' in this agreement.*generic"):
-        found["ixg", "genric"]
+        result["ixg", "genric"]
 
 
-def test_drawn(found: Agreement, tmp_path: Any) -> None:
+def test_drawn(result: Agreement, tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
-    figure = found.plot(path=tmp_path / "matrix.svg")
+    figure = result.plot(path=tmp_path / "matrix.svg")
     assert (tmp_path / "matrix.svg").exists()
     texts = [text.get_text().replace("−", "-") for axes in figure.axes for text in axes.texts]
-    shown = [float(text) for text in texts if text and not text.strip("-.0123456789")]
-    one, other = found.methods[:2]
-    assert any(number == pytest.approx(found[one, other], abs=0.006) for number in shown)
+    visible = [float(text) for text in texts if text and not text.strip("-.0123456789")]
+    one, other = result.methods[:2]
+    assert any(number == pytest.approx(result[one, other], abs=0.006) for number in visible)

@@ -31,21 +31,21 @@ def model() -> vt.VisionModel:
 
 def test_the_same_each_time_and_alone(model: vt.VisionModel) -> None:
     together = vt.explain(model, [photo(0), photo(1), photo(2)], "smooth(ixg, samples=2)")
-    first = [vt.check(each).to_json() for each in together]
+    first = [vt.check(item).to_json() for item in together]
     torch.manual_seed(123)
-    assert [vt.check(each).to_json() for each in together] == first
+    assert [vt.check(item).to_json() for item in together] == first
     alone = vt.check(vt.explain(model, photo(1), "smooth(ixg, samples=2)"))
-    for test, told in zip(alone.tests, first[1]["tests"], strict=True):
-        assert (test.name, test.verdict) == (told["name"], told["verdict"])
-        assert dict(test.numbers) == pytest.approx(told["numbers"], abs=1e-4)
+    for test, report in zip(alone.tests, first[1]["tests"], strict=True):
+        assert (test.name, test.verdict) == (report["name"], report["verdict"])
+        assert dict(test.numbers) == pytest.approx(report["numbers"], abs=1e-4)
 
 
 def test_progress_ends_at_all_of_it_and_may_end_it(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(), "smooth(ixg, samples=3)")
-    told: list[float] = []
-    vt.check(e, progress=lambda done, total: told.append(done / total))
-    assert told == sorted(told)
-    assert 0 < told[0] < told[-1] <= 1
+    report: list[float] = []
+    vt.check(e, progress=lambda done, total: report.append(done / total))
+    assert report == sorted(report)
+    assert 0 < report[0] < report[-1] <= 1
 
     def stop(done: float, total: int | None) -> None:
         raise KeyboardInterrupt
@@ -61,9 +61,9 @@ def test_what_it_costs(model: vt.VisionModel) -> None:
     handle = model.module.patch_embed.register_forward_hook(lambda module, args, out: seen.append(len(out)))
     verified(model)
     seen.clear()
-    found = vt.check(e)["faithfulness"].numbers
+    result = vt.check(e)["faithfulness"].numbers
     handle.remove()
-    pictures = 3 + 2 * found["places"]  # as it is, without and alone; and with the patches elsewhere
+    pictures = 3 + 2 * result["places"]  # as it is, without and alone; and with the patches elsewhere
     assert sum(seen) == 1 + pictures + 3  # deterministic: another seed, another class, another head
 
 
@@ -156,10 +156,10 @@ def test_a_function_is_no_class(model: vt.VisionModel) -> None:
 
 def test_one_logit() -> None:
     model = vt.wrap(_build(num_classes=1))
-    found = vt.check(vt.explain(model, photo(), "ixg", 0))
-    assert found["runner-up"].numbers["class"] == 1
-    assert found["runner-up"].numbers["agreement"] == pytest.approx(-1)  # the other class is the other sign
-    assert found["head"].numbers["agreement"] < 0.99
+    result = vt.check(vt.explain(model, photo(), "ixg", 0))
+    assert result["runner-up"].numbers["class"] == 1
+    assert result["runner-up"].numbers["agreement"] == pytest.approx(-1)  # the other class is the other sign
+    assert result["head"].numbers["agreement"] < 0.99
 
 
 # -- what becomes of it --------------------------------------------------------------------------------
@@ -167,20 +167,20 @@ def test_one_logit() -> None:
 
 def test_str_and_json(model: vt.VisionModel, tmp_path: Path) -> None:
     e = vt.explain(model, photo(), "generic", 1)
-    found = vt.check(e)
-    lines = str(found).splitlines()
-    assert lines[0] == f"{found.verdict}: {found.sentence}"
-    assert [line.split()[:2] for line in lines[1:]] == [[test.name, test.verdict] for test in found.tests]
-    told = found.to_json()
-    assert list(told) == ["verdict", "sentence", "tests"]
-    assert all(list(test) == ["name", "verdict", "sentence", "numbers"] for test in told["tests"])
-    assert CheckResult.from_json(json.loads(json.dumps(told))).to_json() == told
+    result = vt.check(e)
+    lines = str(result).splitlines()
+    assert lines[0] == f"{result.verdict}: {result.sentence}"
+    assert [line.split()[:2] for line in lines[1:]] == [[test.name, test.verdict] for test in result.tests]
+    report = result.to_json()
+    assert list(report) == ["verdict", "sentence", "tests"]
+    assert all(list(test) == ["name", "verdict", "sentence", "numbers"] for test in report["tests"])
+    assert CheckResult.from_json(json.loads(json.dumps(report))).to_json() == report
     assert e.manifest()["check"] is None
-    saved = dataclasses.replace(e, check_result=found).save(tmp_path / "e")
-    assert json.loads((saved / "manifest.json").read_text())["check"] == told
+    saved = dataclasses.replace(e, check_result=result).save(tmp_path / "e")
+    assert json.loads((saved / "manifest.json").read_text())["check"] == report
     again = vt.Explanation.load(saved).check_result
     assert again is not None
-    assert str(again) == str(found)
+    assert str(again) == str(result)
 
 
 @pytest.fixture
@@ -198,17 +198,17 @@ def test_command(here: Path) -> None:
         expected = vt.check(vt.explain(model, f"{name}.png", "generic"))
         assert f"{name}.png: {expected}\n" in done.out
         (manifest,) = (here / "out" / name).glob("generic/*/manifest.json")
-        told = json.loads(manifest.read_text())["check"]
-        assert told["verdict"] == expected.verdict
-        assert [test["name"] for test in told["tests"]] == NAMES
+        report = json.loads(manifest.read_text())["check"]
+        assert report["verdict"] == expected.verdict
+        assert [test["name"] for test in report["tests"]] == NAMES
     assert done.out.index("saved in") < done.out.index("a.png: ") < done.out.index("b.png: ")
 
 
 def test_command_json_and_quiet(here: Path) -> None:
     rows = json.loads(run("explain", "a.png", "more", *MODEL, "--method", "rollout", "--check", "--json").out)
     assert [row["check"]["tests"][3]["verdict"] for row in rows["explanations"]] == ["weak"] * 3
-    plain = json.loads(run("explain", "a.png", *MODEL, "--json").out)["explanations"][0]
-    assert plain["check"] is None
+    simple = json.loads(run("explain", "a.png", *MODEL, "--json").out)["explanations"][0]
+    assert simple["check"] is None
     assert run("explain", "a.png", *MODEL, "--check", "--quiet", "--out", "q") == (0, "", "")
     (manifest,) = (here / "q/a").glob("*/*/manifest.json")
     assert json.loads(manifest.read_text())["check"]["tests"]

@@ -36,30 +36,30 @@ def restricted(model: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("value", ["prob", "logprob"])
 def test_the_value_is_that_among_the_classes(model: vt.VisionModel, x: Tensor, value: str) -> None:
-    found = vt.get_method("input_x_gradient").attribute(model, x, target=2, output=value, class_subset=ONLY)
-    given = x.clone().requires_grad_()
-    log = restricted(model.module, given)[:, 1]
+    result = vt.get_method("input_x_gradient").attribute(model, x, target=2, output=value, class_subset=ONLY)
+    provided = x.clone().requires_grad_()
+    log = restricted(model.module, provided)[:, 1]
     score = log if value == "logprob" else log.exp()
-    (gradient,) = torch.autograd.grad(score.sum(), given)
-    torch.testing.assert_close(found, (gradient * given).sum(dim=1).detach(), rtol=1e-4, atol=1e-7)
+    (gradient,) = torch.autograd.grad(score.sum(), provided)
+    torch.testing.assert_close(result, (gradient * provided).sum(dim=1).detach(), rtol=1e-4, atol=1e-7)
 
 
 def test_the_prediction_and_its_probability_are_among_them(model: vt.VisionModel, x: Tensor) -> None:
     with torch.no_grad():
         log, free = restricted(model.module, x), model.module(x).argmax(dim=1)
-    found = vt.explain(model, x, "ixg", class_subset=ONLY)
-    assert [e.target for e in found] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
-    np.testing.assert_allclose([e.probability for e in found], log.exp().amax(dim=1), rtol=1e-4)
-    assert {e.request.class_subset for e in found} == {tuple(ONLY)}
-    assert [e.target for e in found] != free.tolist(), "of these images some are predicted otherwise"
+    result = vt.explain(model, x, "ixg", class_subset=ONLY)
+    assert [e.target for e in result] == [ONLY[best] for best in log.argmax(dim=1).tolist()]
+    np.testing.assert_allclose([e.probability for e in result], log.exp().amax(dim=1), rtol=1e-4)
+    assert {e.request.class_subset for e in result} == {tuple(ONLY)}
+    assert [e.target for e in result] != free.tolist(), "of these images some are predicted otherwise"
 
 
 def test_coibas_cross_entropy_is_among_them(model: vt.VisionModel, x: Tensor) -> None:
     """Among two classes it is another map; among all of them it is the same."""
-    how = "coiba(steps=3, samples=2)"
-    free = vt.get_method(how).attribute(model, x, target=2)
-    every = vt.get_method(how).attribute(model, x, target=2, class_subset=range(5))
-    two = vt.get_method(how).attribute(model, x, target=2, class_subset=[2, 4])
+    options = "coiba(steps=3, samples=2)"
+    free = vt.get_method(options).attribute(model, x, target=2)
+    every = vt.get_method(options).attribute(model, x, target=2, class_subset=range(5))
+    two = vt.get_method(options).attribute(model, x, target=2, class_subset=[2, 4])
     torch.testing.assert_close(every, free)
     assert not torch.allclose(two, free, rtol=1e-3)
 
@@ -70,7 +70,7 @@ def test_sets_of_probable_classes_are_among_them(model: vt.VisionModel, x: Tenso
 
 
 @pytest.mark.parametrize(
-    ("classes", "target", "said"),
+    ("classes", "target", "message"),
     [
         ([1], None, "two classes at least"),
         ([0, 7], None, "class index 7 is outside 0..4"),
@@ -78,8 +78,8 @@ def test_sets_of_probable_classes_are_among_them(model: vt.VisionModel, x: Tenso
         ([0, 1], 3, "target class is not among the 2 classes"),
     ],
 )
-def test_bad_restrictions(model: vt.VisionModel, x: Tensor, classes: Any, target: Any, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_restrictions(model: vt.VisionModel, x: Tensor, classes: Any, target: Any, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         vt.explain(model, x, "ixg", target=target, class_subset=classes)
 
 
@@ -89,14 +89,14 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("a", "b"):
         Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(f"{name}.png")
     model = vt.load("world")
-    told = json.loads(
+    report = json.loads(
         run("explain", "a.png", "--model", "world", "--method", "logprob(ixg)", "--class-subset", "3,5,8", "--json").out
     )
-    (told,) = told["explanations"]
+    (report,) = report["explanations"]
     e = vt.explain(model, "a.png", "logprob(ixg)", class_subset=[3, 5, 8])
-    assert told["target"] == e.target
+    assert report["target"] == e.target
     assert e.target in (3, 5, 8)
-    assert told["probability"] == pytest.approx(e.probability, rel=1e-4)
+    assert report["probability"] == pytest.approx(e.probability, rel=1e-4)
     scored = json.loads(
         run(
             "evaluate",

@@ -36,14 +36,14 @@ def test_var_is_its_definition_over_separate_runs(family: str, base: str) -> Non
     model = vt.wrap(FAMILIES[family]())
     model.module.double()
     x = images(model, 2)
-    found, extras = vt.get_method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(model, x, 3, extras=True)
+    result, extras = vt.get_method(f"var({base}, classes='3,0,2', preset=sharp)").attribute(model, x, 3, extras=True)
     apart = [vt.get_method(base).attribute(model, x, target=c).numpy() for c in (3, 0, 2)]
     for i in range(2):
-        expected, q = definition(np.stack([each[i] for each in apart]), "sharp")
+        expected, q = definition(np.stack([item[i] for item in apart]), "sharp")
         assert np.allclose(extras["distribution"][i], q, atol=1e-9)
-        assert np.allclose(found[i], expected, atol=1e-9)
-    assert (found != 0).any()
-    assert (found == 0).any()
+        assert np.allclose(result[i], expected, atol=1e-9)
+    assert (result != 0).any()
+    assert (result == 0).any()
 
 
 def test_var_of_guided_backpropagation_is_refused_where_there_is_no_relu() -> None:
@@ -82,32 +82,32 @@ def test_localisation_is_that_of_the_map_enlarged() -> None:
 def test_parts_against_the_network_called_directly(creatures: vt.VisionModel) -> None:
     """Each part painted over in turn, ranks by scipy; and what the map gives to one of them."""
     values = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    judged = ["part_correlation", "shortcut"]
+    scored = ["part_correlation", "shortcut"]
     table = vt.evaluate(
-        creatures, list(WORLD.images()), {"noise": values}, judged, annotations=list(WORLD.annotations()), n_bootstrap=1
+        creatures, list(WORLD.images()), {"noise": values}, scored, annotations=list(WORLD.annotations()), n_bootstrap=1
     )
     fine = F.interpolate(values[:, None], (128, 128), mode="bilinear", align_corners=False)[:, 0].numpy()
     for image, (picture, truth) in enumerate(zip(WORLD.images(), WORLD.annotations(), strict=True)):
         x = creatures.preprocess.to_tensor(picture)
-        given, lost = [], []
+        provided, lost = [], []
         with torch.no_grad():
-            whole = creatures.module(x[None])[0]
-            best = int(whole.argmax())
+            complete = creatures.module(x[None])[0]
+            best = int(complete.argmax())
             for mask in (part for part in truth.parts.values() if part.any()):
                 painted = torch.where(torch.from_numpy(mask), x.mean(dim=(1, 2), keepdim=True), x)
-                lost.append(float(whole[best] - creatures.module(painted[None])[0, best]))
-                given.append(float(fine[image][mask].sum()))
-        assert table["noise", "part_correlation"][image] == pytest.approx(spearmanr(given, lost)[0], abs=1e-6)
+                lost.append(float(complete[best] - creatures.module(painted[None])[0, best]))
+                provided.append(float(fine[image][mask].sum()))
+        assert table["noise", "part_correlation"][image] == pytest.approx(spearmanr(provided, lost)[0], abs=1e-6)
     assert np.isnan(table["noise", "shortcut"]).all()  # no scene here has a marker
 
 
 def test_funnybirds(creatures: vt.VisionModel) -> None:
     """An oracle that knows what every part is worth has the right order; falls are those of the scenes themselves."""
-    found = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, n_bootstrap=10)
-    assert found.checks["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
+    result = vt.funnybirds(creatures, ["gradcam", "guided_backprop"], WORLD, oracle=True, n_bootstrap=10)
+    assert result.checks["oracle"].sd == pytest.approx(np.ones(len(WORLD)))
     for name in ("gradcam", "guided_backprop"):
-        assert np.isfinite(found.checks[name].sd).all()
-        assert found.score(name, "sd") < 1
+        assert np.isfinite(result.checks[name].sd).all()
+        assert result.score(name, "sd") < 1
 
 
 # -- other judges ------------------------------------------------------------------------------------------------------
@@ -133,13 +133,13 @@ def test_removing_tokens_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::vitreous.VitreousWarning")
 def test_every_row_of_a_protocol_runs_on_its_kind_of_network(label: str, family: str) -> None:
     protocol = read("var-table3")
-    model = next(each for each in protocol.models if each.label == label)
+    model = next(item for item in protocol.models if item.label == label)
     rows = protocol.methods_of(model)
     assert ("GBP" in rows, "LRP + VAR" in rows) == (label != "ConvNeXt",) * 2
     vision_model = vt.wrap(FAMILIES[family]())
     x = images(vision_model, 1)
     for spec in rows.values():
-        found = vt.get_method(spec.replace("steps=128", "steps=2")).attribute(
+        result = vt.get_method(spec.replace("steps=128", "steps=2")).attribute(
             vision_model, x, compare_classes=[0, 1, 2]
         )
-        assert torch.isfinite(found).all()
+        assert torch.isfinite(result).all()

@@ -31,15 +31,15 @@ NAMES = [
 @pytest.mark.parametrize("family", ALL)
 def test_every_family_is_healthy(family):
     model = vt.wrap(ALL[family]())
-    found = vt.diagnose(model)
-    assert [check.name for check in found.checks] == NAMES
-    failed = [check for check in found.checks if check.verdict == "failed"]
+    result = vt.diagnose(model)
+    assert [check.name for check in result.checks] == NAMES
+    failed = [check for check in result.checks if check.verdict == "failed"]
     assert not failed, failed
-    assert found.healthy
-    verdicts = {check.name: check.verdict for check in found.checks}
+    assert result.healthy
+    verdicts = {check.name: check.verdict for check in result.checks}
     assert (verdicts["attention in every block, rows sum to one"] == "-") == (model.attention != "global")
     assert (verdicts["keeping all tokens changes nothing"] == "ok") == model.can_drop_tokens
-    applies = {check.name: check for check in found.methods}
+    applies = {check.name: check for check in result.methods}
     assert set(applies) == {info.name for info in vt.list_methods()}
     assert applies["ixg"].verdict == applies["gradcam"].verdict == "ok"
     assert applies["integrated_gradients"].verdict == "-"
@@ -49,16 +49,16 @@ def test_every_family_is_healthy(family):
         assert "windows" in applies["globenc"].sentence
 
 
-def verdict(found, name):
-    (check,) = [check for check in found.checks if check.name == name]
+def verdict(result, name):
+    (check,) = [check for check in result.checks if check.name == name]
     return check
 
 
 def test_an_unknown_module_gets_advice():
-    found = vt.diagnose(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
-    assert not found.healthy
-    assert "Write an adapter" in found.checks[0].sentence
-    assert "Sequential" in found.model
+    result = vt.diagnose(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
+    assert not result.healthy
+    assert "Write an adapter" in result.checks[0].sentence
+    assert "Sequential" in result.model
 
 
 def test_a_forward_that_the_view_does_not_follow():
@@ -68,25 +68,25 @@ def test_a_forward_that_the_view_does_not_follow():
 
     model = FAMILIES["vit"]()
     model.__class__ = Odd
-    found = vt.diagnose(model)
-    assert "logits differ" in verdict(found, "the wrapped forward equals the model's own").sentence
-    assert "something else than its parts" in verdict(found, "sub-networks agree").sentence
+    result = vt.diagnose(model)
+    assert "logits differ" in verdict(result, "the wrapped forward equals the model's own").sentence
+    assert "something else than its parts" in verdict(result, "sub-networks agree").sentence
 
 
 def test_an_activation_that_no_rule_knows():
     model = FAMILIES["vit"]()
     model.blocks[0].mlp.act = nn.Mish()
-    found = vt.diagnose(model)
-    assert "saw 0 activation calls in block 0" in verdict(found, "declared rule counts are met").sentence
-    assert {check.name: check.verdict for check in found.methods}["decompx"] == "failed"
-    assert {check.name: check.verdict for check in found.methods}["ixg"] == "ok"
+    result = vt.diagnose(model)
+    assert "saw 0 activation calls in block 0" in verdict(result, "declared rule counts are met").sentence
+    assert {check.name: check.verdict for check in result.methods}["decompx"] == "failed"
+    assert {check.name: check.verdict for check in result.methods}["ixg"] == "ok"
 
 
 def test_a_cut_gradient():
     model = FAMILIES["vit"]()
     model.blocks[1].register_forward_hook(lambda module, args, out: out.detach())
-    found = vt.diagnose(model)
-    assert verdict(found, "gradients reach every block").verdict == "failed"
+    result = vt.diagnose(model)
+    assert verdict(result, "gradients reach every block").verdict == "failed"
 
 
 def test_a_head_of_zeros():
@@ -99,15 +99,15 @@ def test_weights_that_are_not_finite():
     model = FAMILIES["vit"]()
     with torch.no_grad():
         model.head.weight[0, 0] = float("nan")
-    found = vt.diagnose(model)
-    assert not found.healthy
+    result = vt.diagnose(model)
+    assert not result.healthy
 
 
 def test_a_model_that_raises_gets_no_traceback():
     model = FAMILIES["vit"]()
     model.blocks[0].attn.qkv.register_forward_hook(lambda *a: 1 / 0)
-    found = vt.diagnose(model)
-    assert "ZeroDivisionError" in verdict(found, "the wrapped forward equals the model's own").sentence
+    result = vt.diagnose(model)
+    assert "ZeroDivisionError" in verdict(result, "the wrapped forward equals the model's own").sentence
 
 
 def test_on_the_command_line(tmp_path, monkeypatch):
@@ -116,8 +116,8 @@ def test_on_the_command_line(tmp_path, monkeypatch):
     assert (done.code, done.err) == (0, "")
     assert all(name in done.out for name in NAMES)
     assert "healthy" in done.out
-    told = json.loads(run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32", "--json").out)
-    assert told["schema"] == "vitreous.diagnose/1"
-    assert told["healthy"] is True
-    assert [check["name"] for check in told["checks"]] == NAMES
+    report = json.loads(run("diagnose", "timm/test_vit", "--no-pretrained", "--img-size", "32", "--json").out)
+    assert report["schema"] == "vitreous.diagnose/1"
+    assert report["healthy"] is True
+    assert [check["name"] for check in report["checks"]] == NAMES
     assert run("diagnose", "timm/regnetx_002", "--no-pretrained").code == 2

@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def evaluate(*given: Any, **options: Any) -> vt.ScoreTable:
-    return vt.evaluate(*given, **({"n_bootstrap": 50} | options))
+def evaluate(*provided: Any, **options: Any) -> vt.ScoreTable:
+    return vt.evaluate(*provided, **({"n_bootstrap": 50} | options))
 
 
 # -- methods -------------------------------------------------------------------------------------------
@@ -55,13 +55,13 @@ def test_baselines_stand_in_every_table(model: Any, inputs: Tensor) -> None:
 
 
 def test_own_methods_are_scored_as_their_maps(model: Any, inputs: Tensor) -> None:
-    spelled = "skipplus(ixg, start=1)"
+    spec = "skipplus(ixg, start=1)"
     names = ["insdel", "token_deletion_aopc"]
-    maps = vt.get_method(spelled).attribute(model, inputs)
-    one = evaluate(model, inputs, [spelled, "saliency"], names)
+    maps = vt.get_method(spec).attribute(model, inputs)
+    one = evaluate(model, inputs, [spec, "saliency"], names)
     other = evaluate(model, inputs, {"maps": maps}, names, controls=False)
     for name in names:
-        np.testing.assert_allclose(one[spelled, name], other["maps", name], atol=1e-5)
+        np.testing.assert_allclose(one[spec, name], other["maps", name], atol=1e-5)
 
 
 class Attribution:
@@ -79,11 +79,11 @@ class Attribution:
 def test_other_peoples_explanations(model: Any, inputs: Tensor) -> None:
     """An object, a callable and arrays that say the same score the same, and leave the model alone."""
 
-    def product(given: Any, x: Tensor, classes: Tensor) -> Any:
-        assert given is not model
-        assert type(given) is type(model)
+    def product(provided: Any, x: Tensor, classes: Tensor) -> Any:
+        assert provided is not model
+        assert type(provided) is type(model)
         x.requires_grad_()
-        (gradient,) = torch.autograd.grad(given(x).gather(1, classes[:, None]).sum(), x)
+        (gradient,) = torch.autograd.grad(provided(x).gather(1, classes[:, None]).sum(), x)
         return (gradient * x).sum(dim=1).detach().numpy()
 
     before = State(model)
@@ -135,7 +135,7 @@ def test_folder_of_maps(model: Any, folder: Path) -> None:
 
 
 def test_bad_methods(model: Any, inputs: Tensor) -> None:
-    for given, error, said in [
+    for provided, error, message in [
         ("rollot", SpecError, "unknown method 'rollot'; did you mean rollout"),
         ([], vt.VitreousError, "give at least one method"),
         ({}, vt.VitreousError, "give at least one method"),
@@ -146,8 +146,8 @@ def test_bad_methods(model: Any, inputs: Tensor) -> None:
         ({"words": lambda m, x, c: "map"}, MapError, "words gave no maps"),
         ({"half": lambda m, x, c: x[:2, 0]}, MapError, r"half gave \[2, 32, 32\] for 4 images"),
     ]:
-        with pytest.raises(error, match=said):
-            evaluate(model, inputs, given, "srg", controls=False)
+        with pytest.raises(error, match=message):
+            evaluate(model, inputs, provided, "srg", controls=False)
 
 
 # -- pictures and classes ------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_sources_of_pictures(model: Any, folder: Path) -> None:
         (iter(zip(map(str, files), labels, strict=True)), None),
     ]
     names = ["positive_perturbation", "insdel@coiba"]
-    first, *others = [evaluate(vision_model, data, "ixg", names, labels=told) for data, told in sources]
+    first, *others = [evaluate(vision_model, data, "ixg", names, labels=report) for data, report in sources]
     for other in others:
         for cell, scores in first.scores.items():
             np.testing.assert_allclose(other.scores[cell], scores, atol=1e-5)
@@ -192,9 +192,9 @@ def test_targets(model: Any, inputs: Tensor) -> None:
     for target, classes in [("pred", None), ("label", LABELS), (2, [2] * 4), ([1, 1, 0, 4], [1, 1, 0, 4])]:
         maps = vt.get_method("ixg").attribute(vision_model, inputs, classes)
         for score in ("pred", "label"):
-            spelled = f"deletion(score_class={score})"
-            one = evaluate(vision_model, inputs, "ixg", spelled, labels=LABELS, target=target)["ixg", spelled]
-            other = evaluate(vision_model, inputs, {"m": maps}, spelled, labels=LABELS)["m", spelled]
+            spec = f"deletion(score_class={score})"
+            one = evaluate(vision_model, inputs, "ixg", spec, labels=LABELS, target=target)["ixg", spec]
+            other = evaluate(vision_model, inputs, {"m": maps}, spec, labels=LABELS)["m", spec]
             np.testing.assert_allclose(one, other, atol=1e-5)
     explained = evaluate(vision_model, inputs, "ixg", "deletion(score_class=explained)", labels=LABELS, target="label")
     label = evaluate(vision_model, inputs, "ixg", "deletion(score_class=label)", labels=LABELS, target="label")
@@ -202,7 +202,7 @@ def test_targets(model: Any, inputs: Tensor) -> None:
 
 
 def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
-    for options, error, said in [
+    for options, error, message in [
         ({"labels": [1, 2]}, TargetError, "there is no label for input-2"),
         ({"labels": [1] * 5}, TargetError, "5 labels for 4 images"),
         ({"labels": [1, 2, 3, 9]}, vt.VitreousError, "9"),
@@ -219,23 +219,23 @@ def test_bad_pictures_and_classes(model: Any, inputs: Tensor) -> None:
         ({"class_subset": [0, 1], "labels": [4] * 4}, TargetError, "label class is not among"),
         ({"n_bootstrap": 0}, vt.VitreousError, "n_bootstrap=0"),
     ]:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             str(evaluate(model, inputs, "ixg", "deletion", **options))
     with pytest.raises(ImageError, match="no images"):
         evaluate(model, [], "ixg", "deletion")
-    for metrics, said in [([], "give at least one metric"), (["srg", "srg"], "the metric srg is named twice")]:
-        with pytest.raises(vt.VitreousError, match=said):
+    for metrics, message in [([], "give at least one metric"), (["srg", "srg"], "the metric srg is named twice")]:
+        with pytest.raises(vt.VitreousError, match=message):
             evaluate(model, inputs, "ixg", metrics)
 
 
 def test_progress_counts_states(model: Any, inputs: Tensor) -> None:
-    told: list[tuple[int, int | None]] = []
+    report: list[tuple[int, int | None]] = []
     table = evaluate(
-        model, inputs, "ixg", "srg", progress=lambda done, total: told.append((done, total)), batch_size=32
+        model, inputs, "ixg", "srg", progress=lambda done, total: report.append((done, total)), batch_size=32
     )
-    assert told[-1][0] == table.plan["states"]
-    assert {total for _, total in told} == {table.plan["states"] - 1}  # the one black image is everyone's
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert report[-1][0] == table.plan["states"]
+    assert {total for _, total in report} == {table.plan["states"] - 1}  # the one black image is everyone's
+    assert [done for done, _ in report] == sorted(done for done, _ in report)
 
 
 def test_nothing_is_left_behind_after_an_error(model: Any, inputs: Tensor) -> None:
@@ -265,8 +265,8 @@ def test_table_reads_its_scores(table: vt.ScoreTable) -> None:
     scores = table["ixg", "insdel"]
     assert scores.shape == (4,)
     assert table.mean("ixg", "insdel") == pytest.approx(scores.mean())
-    low, high = table.interval("ixg", "insdel")
-    assert scores.min() <= low < table.mean("ixg", "insdel") < high <= scores.max()
+    low, upper = table.interval("ixg", "insdel")
+    assert scores.min() <= low < table.mean("ixg", "insdel") < upper <= scores.max()
     gap = table.difference("ixg", "generic", "insdel")
     assert gap.mean == pytest.approx((scores - table["generic", "insdel"]).mean())
     assert gap.low <= gap.mean <= gap.high
@@ -287,7 +287,7 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
     assert text.splitlines()[0].split()[:5] == ["method", "insdel", "↑", "deletion", "↓"]
     *lines, trial = text.splitlines()[1:]
     assert [line.split()[0] for line in lines] == list(table.methods)
-    verdicts = [str(found.verdict) for found in table.meta_verdicts.values() if found]
+    verdicts = [str(result.verdict) for result in table.meta_verdicts.values() if result]
     assert trial.split() == ["meta-evaluation", *" ".join(verdicts).split()], (
         "what is known about the metrics comes last"
     )
@@ -296,7 +296,7 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
 
     saved = json.loads(table.save(tmp_path / "t.json").read_text())
     assert saved["schema"] == "vitreous.evaluate/2"
-    assert [each["name"] for each in saved["methods"]] == list(table.methods)
+    assert [item["name"] for item in saved["methods"]] == list(table.methods)
     cell = saved["methods"][0]["scores"]["insdel"]
     np.testing.assert_array_equal(cell["per_image"], table["ixg", "insdel"])
     assert cell["mean"] == table.mean("ixg", "insdel")
@@ -307,8 +307,8 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
 
     rows = list(csv.DictReader(io.StringIO(table.save(tmp_path / "t.csv").read_text())))
     assert len(rows) == 5 * 2 * 4
-    found = [float(r["score"]) for r in rows if (r["method"], r["metric"]) == ("generic", "deletion")]
-    np.testing.assert_array_equal(found, table["generic", "deletion"])
+    result = [float(r["score"]) for r in rows if (r["method"], r["metric"]) == ("generic", "deletion")]
+    np.testing.assert_array_equal(result, table["generic", "deletion"])
     with pytest.raises(vt.VitreousError, match=r"must end in \.json or \.csv"):
         table.save(tmp_path / "t.txt")
     with pytest.raises(vt.VitreousError, match="is there already"):
@@ -320,10 +320,10 @@ def test_table_as_text_and_files(table: vt.ScoreTable, tmp_path: Path) -> None:
 
 
 def test_table_bins(table: vt.ScoreTable) -> None:
-    found = table.bins("ixg", "insdel", 2, "mass", "label")
+    result = table.bins("ixg", "insdel", 2, "mass", "label")
     order = np.argsort(table.confidence["label"])
-    assert [b.count for b in found] == [2, 2]
-    assert found[0].mean == pytest.approx(table["ixg", "insdel"][order[:2]].mean())
+    assert [b.count for b in result] == [2, 2]
+    assert result[0].mean == pytest.approx(table["ixg", "insdel"][order[:2]].mean())
     with pytest.raises(vt.VitreousError, match="confidence='given' is not one of pred, label"):
         table.bins("ixg", "insdel", confidence="given")
     assert not math.isnan(table.bins("ixg", "insdel", 1)[0].mean)

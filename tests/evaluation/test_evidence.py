@@ -37,12 +37,12 @@ def probability(model: vt.VisionModel, picture: Image.Image, target: int, compar
 def patched(picture: Image.Image, gone: np.ndarray[Any, Any]) -> Image.Image:
     """Patches painted one by one from a blurred copy."""
     blurred = picture.filter(ImageFilter.GaussianBlur(max(picture.size) / 14))
-    made = picture.copy()
+    created = picture.copy()
     height, width = picture.height // gone.shape[0], picture.width // gone.shape[1]
     for row, column in np.argwhere(gone):
         box = (column * width, row * height, (column + 1) * width, (row + 1) * height)
-        made.paste(blurred.crop(box), box)
-    return made
+        created.paste(blurred.crop(box), box)
+    return created
 
 
 @pytest.mark.parametrize("contrast", [(), (0, 3)])
@@ -63,7 +63,7 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
         other = np.zeros_like(own)
         for row, column in np.argwhere(own):
             other[(row + shift // 4) % 4, (column + shift % 4) % 4] = True
-        if not any((other == each).all() for each in (own, *places)):
+        if not any((other == item).all() for item in (own, *places)):
             places.append(other)
     places = places[:20]
     without, alone = (probability(model, patched(e.image, gone), 2, compare_classes) for gone in (own, ~own))
@@ -71,33 +71,33 @@ def test_faithfulness_is_the_strongest_fifth_against_the_same_patches_elsewhere(
         [probability(model, patched(e.image, gone), 2, compare_classes) for gone in (position, ~position)]
         for position in places
     ]
-    found = vt.check(e)["faithfulness"].numbers
-    assert found["now"] == pytest.approx(probability(model, e.image, 2, compare_classes), abs=1e-6)
-    assert (found["without"], found["alone"]) == pytest.approx((without, alone), abs=1e-6)
-    assert found["others_without"] == pytest.approx(np.median([each for each, _ in others]), abs=1e-6)
-    assert found["others_alone"] == pytest.approx(np.median([each for _, each in others]), abs=1e-6)
-    assert found["places"] == len(places) >= 10
-    assert found["lower"] == sum(printed(without) < printed(each) for each, _ in others)
-    assert found["higher"] == sum(printed(alone) > printed(each) for _, each in others)
-    assert (found["patches"], found["of"]) == (count, 16)
+    result = vt.check(e)["faithfulness"].numbers
+    assert result["now"] == pytest.approx(probability(model, e.image, 2, compare_classes), abs=1e-6)
+    assert (result["without"], result["alone"]) == pytest.approx((without, alone), abs=1e-6)
+    assert result["others_without"] == pytest.approx(np.median([item for item, _ in others]), abs=1e-6)
+    assert result["others_alone"] == pytest.approx(np.median([item for _, item in others]), abs=1e-6)
+    assert result["places"] == len(places) >= 10
+    assert result["lower"] == sum(printed(without) < printed(item) for item, _ in others)
+    assert result["higher"] == sum(printed(alone) > printed(item) for _, item in others)
+    assert (result["patches"], result["of"]) == (count, 16)
 
 
 def test_what_the_model_says_then_is_the_class_of_these_pictures(model: vt.VisionModel) -> None:
     e = vt.explain(model, photo(1), "ixg", 4)
-    found = vt.check(e)["faithfulness"].numbers
+    result = vt.check(e)["faithfulness"].numbers
     mask = strongest(e.map).numpy()
     for name, gone in (("without", mask), ("alone", ~mask)):
-        chances = model.logits(model.preprocess.to_tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
-        assert found[f"class_{name}"] == int(chances.argmax())
-        assert found[f"top_{name}"] == pytest.approx(float(chances.max()), abs=1e-6)
+        class_probabilities = model.logits(model.preprocess.to_tensor(patched(e.image, gone))[None])[0].softmax(dim=0)
+        assert result[f"class_{name}"] == int(class_probabilities.argmax())
+        assert result[f"top_{name}"] == pytest.approx(float(class_probabilities.max()), abs=1e-6)
 
 
 def test_moved_patches_keep_their_number_and_shape_and_are_elsewhere() -> None:
     mask = strongest(torch.rand(9, 11, generator=torch.Generator().manual_seed(0)))
     draws = PRNGKey.of(0, "check")
     others = moved(mask, draws, 20)
-    assert len({each.numpy().tobytes() for each in (mask, *others)}) == 21
-    shifts = [mask.roll((down, across), dims=(0, 1)) for down, across in itertools.product(range(9), range(11))]
+    assert len({item.numpy().tobytes() for item in (mask, *others)}) == 21
+    shifts = [mask.roll((down, horizontal), dims=(0, 1)) for down, horizontal in itertools.product(range(9), range(11))]
     assert all(any(torch.equal(other, shift) for shift in shifts) for other in others)
     assert torch.equal(moved(mask, draws, 5), others[:5])
 
@@ -136,8 +136,8 @@ def evidence(
 ) -> Evidence:
     """Evidence that beats so many places."""
     others = (0.8,) * lower + (0.1,) * (places - lower)
-    rest = (0.1,) * higher + (0.8,) * (places - higher)
-    return Evidence(now, without, alone, ((0, 0.5), (0, 0.5)), others, rest)
+    remainder = (0.1,) * higher + (0.8,) * (places - higher)
+    return Evidence(now, without, alone, ((0, 0.5), (0, 0.5)), others, remainder)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def evidence(
     ],
 )
 def test_the_verdict_follows_from_both_counts(lower: int, higher: int, verdict: str) -> None:
-    found = evidence(lower, higher)
-    assert (found.lower, found.higher, found.verdict) == (lower, higher, verdict)
+    result = evidence(lower, higher)
+    assert (result.lower, result.higher, result.verdict) == (lower, higher, verdict)
 
 
 def test_never_faithful_where_the_probability_rises_or_stays() -> None:
@@ -165,11 +165,11 @@ def test_never_faithful_where_it_alone_loses_to_other_places() -> None:
 def test_faithful_is_only_what_is_needed_or_enough() -> None:
     """The verdict does not contradict the headline: many places beaten by an effect that is small is doubtful."""
     for lower, higher, without, alone in itertools.product((10, 15, 19, 20), (10, 15, 19, 20), (0.3, 0.6), (0.3, 0.6)):
-        found = evidence(lower, higher, without=without, alone=alone)
-        assert found.is_needed == (lower >= 19 and without == 0.3)
-        assert found.is_enough == (higher >= 19 and alone == 0.6)
-        if found.verdict == "good":
-            assert found.is_needed or found.is_enough
+        result = evidence(lower, higher, without=without, alone=alone)
+        assert result.is_needed == (lower >= 19 and without == 0.3)
+        assert result.is_enough == (higher >= 19 and alone == 0.6)
+        if result.verdict == "good":
+            assert result.is_needed or result.is_enough
     assert evidence(20, 20, without=0.6, alone=0.3).verdict == "weak"
     other = dataclasses.replace(evidence(20, 20, without=0.6, alone=0.6), keeps_prediction=False)
     assert (other.is_enough, other.verdict) == (False, "weak")
@@ -202,9 +202,9 @@ def test_a_saturated_model_cannot_tell() -> None:
     with torch.no_grad():
         model.head.weight *= 0.001
         model.head.bias.copy_(torch.tensor([40.0, 0, 0, 0, 0]))
-    found = vt.check(vt.explain(model, photo(), "ixg"))["faithfulness"]
-    assert found.verdict == "-"
-    assert "stays at 100 %, whatever is blurred" in found.sentence
+    result = vt.check(vt.explain(model, photo(), "ixg"))["faithfulness"]
+    assert result.verdict == "-"
+    assert "stays at 100 %, whatever is blurred" in result.sentence
 
 
 def test_one_output_and_two_classes() -> None:
@@ -212,10 +212,10 @@ def test_one_output_and_two_classes() -> None:
         model = vt.wrap(_build(num_classes=classes))
         for target in (0, 1):
             e = vt.explain(model, photo(), "ixg", target)
-            found = vt.check(e)["faithfulness"].numbers
-            assert found["now"] == pytest.approx(e.probability, abs=1e-6)
-            assert {found["class_without"], found["class_alone"]} <= {0, 1}
-            assert found["top_without"] >= 0.5
+            result = vt.check(e)["faithfulness"].numbers
+            assert result["now"] == pytest.approx(e.probability, abs=1e-6)
+            assert {result["class_without"], result["class_alone"]} <= {0, 1}
+            assert result["top_without"] >= 0.5
 
 
 def test_the_reverse_of_a_map_takes_other_patches(model: vt.VisionModel) -> None:

@@ -37,14 +37,14 @@ def inputs(model: Any) -> Tensor:
 @pytest.fixture
 def registry() -> Iterator[None]:
     """What a test registers goes with it."""
-    shelves = (method_registry.REGISTRY, metric_registry.REGISTRY)
-    for shelf in shelves:
-        shelf.all()  # entry points are read once
-    before = [dict(shelf.by_name) for shelf in shelves]
+    registries = (method_registry.REGISTRY, metric_registry.REGISTRY)
+    for registered in registries:
+        registered.all()  # entry points are read once
+    before = [dict(registered.by_name) for registered in registries]
     yield
-    for shelf, names in zip(shelves, before, strict=True):
-        shelf.by_name.clear()
-        shelf.by_name.update(names)
+    for registered, names in zip(registries, before, strict=True):
+        registered.by_name.clear()
+        registered.by_name.update(names)
 
 
 def evaluate(*arguments: Any, **options: Any) -> vt.ScoreTable:
@@ -220,7 +220,7 @@ def through_load_state_dict(module: nn.Module) -> None:
     module.load_state_dict({name: tensor * 1.001 for name, tensor in module.state_dict().items()})
 
 
-CHANGES = {each.__name__: each for each in (step, through_data, through_numpy, through_load_state_dict)}
+CHANGES = {item.__name__: item for item in (step, through_data, through_numpy, through_load_state_dict)}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -257,12 +257,12 @@ def test_an_attribution_object_that_leaves_a_hook_is_refused(model: Any, inputs:
 
 def test_a_registered_method_that_changes_the_weights_is_refused(model: Any, inputs: Tensor, registry: None) -> None:
     kind = answer_of(lambda maps: maps)
-    plain = kind.compute
+    simple = kind.compute
 
     def compute(self: Method, context: Any) -> Attribution:
         with torch.no_grad():
             step(context.model.module)
-        return plain(self, context)
+        return simple(self, context)
 
     kind.compute = compute  # type: ignore[method-assign]
     for ask in (
@@ -294,11 +294,11 @@ def test_a_callable_may_change_its_own_deep_copy_and_flags(model: Any, inputs: T
 
 def test_builtin_metrics_return_what_is_checked(model: Any, inputs: Tensor) -> None:
     """The checks take every built-in metric that needs nothing beside images: they do not refuse too much."""
-    plain = [
+    simple = [
         info.name
         for info in vt.list_metrics()
         if not info.default.annotation_kinds and not info.default.needs_labels and not info.default.num_reattributions()
     ]
-    assert len(plain) > 20
-    table = evaluate(model, inputs, "ixg", plain)
-    assert table.metrics == tuple(plain)
+    assert len(simple) > 20
+    table = evaluate(model, inputs, "ixg", simple)
+    assert table.metrics == tuple(simple)

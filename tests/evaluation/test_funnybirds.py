@@ -35,7 +35,7 @@ def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def found(model: vt.VisionModel) -> vt.FunnyBirdsResult:
+def result(model: vt.VisionModel) -> vt.FunnyBirdsResult:
     return vt.funnybirds(model, {"painted": painted}, SCENES, oracle=True, controls=False, n_bootstrap=100)
 
 
@@ -44,25 +44,25 @@ def logits(model: vt.VisionModel, scenes: list[Scene]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", ["world", pytest.param("world-shortcut", marks=pytest.mark.slow)])
-def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
+def test_every_number_again(name: str, result: vt.FunnyBirdsResult) -> None:
     """Scenes changed by hand, masks grown by scipy, dimensions by the definitions; one model is often wrong here."""
     model = vt.load(name)
     if name != "world":
-        found = vt.funnybirds(model, {"painted": painted}, SCENES, controls=False, n_bootstrap=1)
-        assert 0 < found.accuracy.mean() < 1
-    levels = [*found.thresholds.tolist(), found.fixed]
+        result = vt.funnybirds(model, {"painted": painted}, SCENES, controls=False, n_bootstrap=1)
+        assert 0 < result.accuracy.mean() < 1
+    levels = [*result.thresholds.tolist(), result.fixed]
     assert levels[:80] == pytest.approx([0.01 + place * 0.49 / 79 for place in range(80)])
     pairs, read = (
         disjoint_pairs(FunnyBirdsScenes.of(SCENES, 128, torch.device("cpu")).variants),
-        found.checks["painted"],
+        result.checks["painted"],
     )
     for image, scene in enumerate(SCENES.scenes()):
         label, rendered = scene.label, render(scene)
         subsets = [[p for k, p in enumerate(PARTS) if mask >> k & 1] for mask in range(32)]
-        said = logits(model, [scene.only(*some) for some in subsets])
-        bare = logits(model, [scene.without_object(k) for k in range(len(scene.objects))])
-        falls = [said[31, label] - said[31 - 2**k, label] for k in range(5)]
-        falls += [said[31, label] - row[label] for row in bare]
+        message = logits(model, [scene.only(*subset) for subset in subsets])
+        no_objects = logits(model, [scene.without_object(k) for k in range(len(scene.objects))])
+        falls = [message[31, label] - message[31 - 2**k, label] for k in range(5)]
+        falls += [message[31, label] - row[label] for row in no_objects]
         masks = [*rendered.parts[0].numpy(), *rendered.objects[0, : len(scene.objects)].numpy()]
         grown = [ndimage.maximum_filter(mask.astype(np.uint8), 3).astype(bool) for mask in masks]
 
@@ -77,20 +77,20 @@ def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
             values, total = held(c)
             return {k for k, value in enumerate(values) if value > t * total}
 
-        guess = int(said[31].argmax())
-        assert (guess == label) == found.accuracy[image]
-        enough = 0.05 * abs(said[31, label])
+        guess = int(message[31].argmax())
+        assert (guess == label) == result.accuracy[image]
+        enough = 0.05 * abs(message[31, label])
         idle = {k for k, fall in enumerate(falls) if fall < enough}
-        assert found.background[image].tolist() == [sum(fall >= enough for fall in falls[5:]), len(bare)]
+        assert result.background[image].tolist() == [sum(fall >= enough for fall in falls[5:]), len(no_objects)]
         least = smallest(label)
         for place, t in list(enumerate(levels))[::4]:
-            mine, kept = called(label, t), sum(2**k for k in called(guess, t) if k < 5)
-            best = max(len(some & mine) / len(some) for some in least)
+            mine, remaining = called(label, t), sum(2**k for k in called(guess, t) if k < 5)
+            best = max(len(subset & mine) / len(subset) for subset in least)
             assert read.curves[image, :, place] == pytest.approx(
                 [
                     best if guess == label else math.nan,
-                    float(said[kept].argmax() == guess),
-                    float(said[31 - kept].argmax() != guess),
+                    float(message[remaining].argmax() == guess),
+                    float(message[31 - remaining].argmax() != guess),
                     1 - len(mine & idle) / len(idle),
                 ],
                 nan_ok=True,
@@ -98,11 +98,11 @@ def test_every_number_again(name: str, found: vt.FunnyBirdsResult) -> None:
         assert read.sd[image] == pytest.approx((stats.spearmanr(held(label)[0][:5], falls[:5])[0] + 1) / 2)
         one, other = pairs[label]
         alike = [[k for k, p in enumerate(PARTS) if CLASS[c][p] == CLASS[label][p]] for c in (one, other)]
-        cost = [[said[31, c] - said[31 - sum(2**k for k in some), c] for some in alike] for c in (one, other)]
+        cost = [[message[31, c] - message[31 - sum(2**k for k in subset), c] for subset in alike] for c in (one, other)]
         if one < 0 or cost[0][0] <= cost[0][1] or cost[1][1] <= cost[1][0]:
             assert np.isnan(read.ts[image])
         else:
-            sums = [[sum(held(c)[0][k] for k in some) for c in (one, other)] for some in alike]
+            sums = [[sum(held(c)[0][k] for k in subset) for c in (one, other)] for subset in alike]
             assert read.ts[image] == (int(sums[0][0] > sums[0][1]) + int(sums[1][1] > sums[1][0])) / 2
     assert not np.isnan(read.ts).all()
 
@@ -122,7 +122,7 @@ def test_each_state_is_run_once(model: vt.VisionModel, monkeypatch: pytest.Monke
         return look(self, inputs)
 
     monkeypatch.setattr(BatchRunner, "forward", counted)
-    told: list[tuple[float, int | None]] = []
+    report: list[tuple[float, int | None]] = []
     done = vt.funnybirds(
         model,
         {"one": painted, "two": painted, "three": "rollout"},
@@ -130,12 +130,12 @@ def test_each_state_is_run_once(model: vt.VisionModel, monkeypatch: pytest.Monke
         controls=False,
         batch_size=20,
         n_bootstrap=1,
-        progress=lambda n, total: told.append((n, total)),
+        progress=lambda n, total: report.append((n, total)),
     )
     objects = sum(len(scene.objects) for scene in World(n=2).scenes())
     assert sum(runs) == done.plan["states"] == 2 * 32 + objects
     assert set(runs[:-1]) == {20}
-    assert told[-1] == (sum(runs), sum(runs))
+    assert report[-1] == (sum(runs), sum(runs))
     assert done.score("one", "mean") == done.score("two", "mean")
 
 
@@ -150,29 +150,29 @@ def test_the_predicted_class_is_not_explained_twice(model: vt.VisionModel) -> No
     assert len(asked) == len(set(asked)) <= 3 * 2
 
 
-def test_batches_and_repetition_change_nothing(model: vt.VisionModel, found: vt.FunnyBirdsResult) -> None:
+def test_batches_and_repetition_change_nothing(model: vt.VisionModel, result: vt.FunnyBirdsResult) -> None:
     two = World(n=2, start=3)
     asked: dict[str, Any] = {"oracle": True, "controls": False, "n_bootstrap": 20}
     first = vt.funnybirds(model, {"painted": painted}, two, **asked)
     again = vt.funnybirds(model, {"painted": painted}, FunnyBirdsScenes.of(two, 0, model.device), **asked)
     small = vt.funnybirds(model, {"painted": painted}, two.scenes(), batch_size=5, **asked)
     assert str(again) == str(first)
-    for name in found.methods:
-        for other in (again, small, found):
+    for name in result.methods:
+        for other in (again, small, result):
             np.testing.assert_array_equal(other.checks[name].curves[:2], first.checks[name].curves)
             np.testing.assert_array_equal(other.checks[name].ts[:2], first.checks[name].ts)
             np.testing.assert_allclose(other.checks[name].sd[:2], first.checks[name].sd)
 
 
-def test_an_oracle_gets_what_it_must(found: vt.FunnyBirdsResult) -> None:
+def test_an_oracle_gets_what_it_must(result: vt.FunnyBirdsResult) -> None:
     """SD is 1; D is 1 at t = 1/2; the rest is the model's."""
-    oracle = found.checks["oracle"]
+    oracle = result.checks["oracle"]
     assert oracle.sd == pytest.approx(np.ones(len(SCENES)))
-    assert found.score("oracle", "cor") == pytest.approx(1)
-    assert found.thresholds[-1] == 0.5
+    assert result.score("oracle", "cor") == pytest.approx(1)
+    assert result.thresholds[-1] == 0.5
     assert oracle.curves[:, 3, 79].tolist() == [1] * len(SCENES)
-    assert found.score("oracle", "sd") > found.score("painted", "sd")
-    assert found.degenerate["oracle"]["total not positive"] == 0
+    assert result.score("oracle", "sd") > result.score("painted", "sd")
+    assert result.degenerate["oracle"]["total not positive"] == 0
 
 
 def test_an_oracle_holds_the_falls_whatever_the_dilation() -> None:
@@ -180,12 +180,12 @@ def test_an_oracle_holds_the_falls_whatever_the_dilation() -> None:
     source = FunnyBirdsScenes.of(World(n=1, size=256), 0, torch.device("cpu"))
     (seen,) = source.masks(range(1))
     falls = draw.normal(size=(2, 18))
-    for wide in (1, 5, 9):
-        reader = PartReader(seen, 18, wide)
+    for width in (1, 5, 9):
+        reader = PartReader(seen, 18, width)
         values, totals = reader.importances(reader.oracle(falls))
-        shown = [owner for owner, mask in zip(seen.owners, seen.masks, strict=True) if mask.any()]
-        assert values[:, shown] == pytest.approx(falls[:, shown])
-        assert totals == pytest.approx(np.maximum(falls[:, shown], 0).sum(axis=1))
+        visible = [owner for owner, mask in zip(seen.owners, seen.masks, strict=True) if mask.any()]
+        assert values[:, visible] == pytest.approx(falls[:, visible])
+        assert totals == pytest.approx(np.maximum(falls[:, visible], 0).sum(axis=1))
 
 
 def test_windows() -> None:
@@ -228,8 +228,8 @@ def test_maps_that_are_strange_are_counted(model: vt.VisionModel) -> None:
     def strange(kind: float) -> Any:
         return lambda model, inputs, classes: torch.full((len(inputs), 16, 16), kind)
 
-    given = {"zero": strange(0.0), "nan": strange(math.nan), "flat": strange(1.0), "minus": strange(-1.0)}
-    done = vt.funnybirds(model, given, World(n=2), controls=False, n_bootstrap=10)
+    provided = {"zero": strange(0.0), "nan": strange(math.nan), "flat": strange(1.0), "minus": strange(-1.0)}
+    done = vt.funnybirds(model, provided, World(n=2), controls=False, n_bootstrap=10)
     assert done.degenerate["zero"] == {"constant": 0, "zero": 2, "nonfinite": 0, "total not positive": 2}
     assert done.degenerate["nan"] == {"constant": 0, "zero": 0, "nonfinite": 2, "total not positive": 0}
     assert done.degenerate["flat"] == {"constant": 2, "zero": 0, "nonfinite": 0, "total not positive": 0}
@@ -245,7 +245,7 @@ def test_maps_that_are_strange_are_counted(model: vt.VisionModel) -> None:
 def test_bad_input(model: vt.VisionModel) -> None:
     scene = Scene.of(2)
     two = unpack(pair(pack([scene])))
-    for scenes, how, said in [
+    for scenes, options, message in [
         ([], {}, "there are no scenes"),
         (World(n=0), {}, "there are no scenes"),
         ([scene.without("tail")], {}, "scene 0 is no whole three-eyed jossel"),
@@ -261,8 +261,8 @@ def test_bad_input(model: vt.VisionModel) -> None:
         ([scene], {"interpolation": "cubic"}, "interpolation='cubic' is not one of bilinear, nearest"),
         ([scene], {"batch_size": 0}, "batch_size=0 must be at least 1"),
     ]:
-        with pytest.raises(vt.VitreousError, match=said):
-            vt.funnybirds(model, "random", scenes, **how)
+        with pytest.raises(vt.VitreousError, match=message):
+            vt.funnybirds(model, "random", scenes, **options)
     with pytest.raises(vt.VitreousError, match="oracle is named twice"):
         vt.funnybirds(model, {"oracle": "random"}, [scene], oracle=True)
     other = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)

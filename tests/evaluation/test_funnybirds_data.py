@@ -37,12 +37,12 @@ def test_a_folder_is_what_its_scenes_are(folder: Path) -> None:
     model = vt.load("world")
     asked: dict[str, Any] = {"controls": False, "n_bootstrap": 5, "dilation": 1}
     read = vt.funnybirds(model, {"painted": painted}, folder, **asked)
-    made = vt.funnybirds(model, {"painted": painted}, SCENES, **asked)
-    np.testing.assert_array_equal(read.accuracy, made.accuracy)
-    np.testing.assert_array_equal(read.background, made.background)
-    np.testing.assert_allclose(read.checks["painted"].curves, made.checks["painted"].curves)
-    np.testing.assert_allclose(read.checks["painted"].sd, made.checks["painted"].sd)
-    assert read.plan["states"] == made.plan["states"]
+    created = vt.funnybirds(model, {"painted": painted}, SCENES, **asked)
+    np.testing.assert_array_equal(read.accuracy, created.accuracy)
+    np.testing.assert_array_equal(read.background, created.background)
+    np.testing.assert_allclose(read.checks["painted"].curves, created.checks["painted"].curves)
+    np.testing.assert_allclose(read.checks["painted"].sd, created.checks["painted"].sd)
+    assert read.plan["states"] == created.plan["states"]
     assert read.images == tuple(f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES))
 
 
@@ -81,7 +81,7 @@ def test_names_may_be_others(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
         ("classes.json", None, "classes.json cannot be read: No such file"),
         ("classes.json", "{", "classes.json is no JSON"),
@@ -94,11 +94,11 @@ def test_names_may_be_others(folder: Path) -> None:
         ("dataset_test.json", '[{"class_idx": 1}]', "has bg_objects=None, neither"),
     ],
 )
-def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: str | None, said: str) -> None:
+def test_what_is_wrong_is_named(folder: Path, tmp_path: Path, file: str, text: str | None, message: str) -> None:
     for name in ("classes.json", "dataset_test.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
-    with pytest.raises(vt.VitreousError, match=said):
+    with pytest.raises(vt.VitreousError, match=message):
         FunnyBirdsFolder.of(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_a_benchmark_opens_the_folder_as_its_data(folder: Path) -> None:
     source = open_source("funnybirds", folder, split="test")
     assert [entry.name for entry in source.entries] == [f"test/{s.label}/{k:06d}.png" for k, s in enumerate(SCENES)]
     samples = list(source.samples(vt.load("world")))
-    assert [each.label for each in samples] == [scene.label for scene in SCENES]
+    assert [item.label for item in samples] == [scene.label for scene in SCENES]
     for sample, scene in zip(samples, SCENES, strict=True):
         assert sample.annotation is not None
         assert list(sample.annotation.parts) == ["beak", "eye", "foot", "tail", "wing"]

@@ -29,15 +29,15 @@ def facts() -> Interventions:
     draw = np.random.default_rng(3)
     labels = draw.integers(0, 48, N)
     labels[0] = int(np.flatnonzero(disjoint_pairs(TABLE)[:, 0] < 0)[0])  # a class without a pair
-    kept = draw.normal(size=(N, 2**P, 48)) + 2
+    remaining = draw.normal(size=(N, 2**P, 48)) + 2
     for image, label in enumerate(labels):  # each part tells of the classes that have it, some more than others
-        for some in subsets(range(P)):
+        for subset in subsets(range(P)):
             weight = [0.2, 0.5, 1, 2, 3]
-            kept[image, bits(some)] += sum(weight[p] * (TABLE[:, p] == TABLE[label, p]) for p in some)
-    kept[1, -1, labels[1]] -= 40  # wrong, and a negative logit
-    without = kept[:, -1][:, None] + draw.normal(scale=0.5, size=(N, K, 48))
+            remaining[image, bits(subset)] += sum(weight[p] * (TABLE[:, p] == TABLE[label, p]) for p in subset)
+    remaining[1, -1, labels[1]] -= 40  # wrong, and a negative logit
+    without = remaining[:, -1][:, None] + draw.normal(scale=0.5, size=(N, K, 48))
     without[2, 1:] = without[3] = np.nan  # fewer objects, none
-    return Interventions(labels, kept, without, TABLE)
+    return Interventions(labels, remaining, without, TABLE)
 
 
 def found_by(facts: Interventions, seed: int) -> Importances:
@@ -51,15 +51,15 @@ def found_by(facts: Interventions, seed: int) -> Importances:
     return Importances(values, totals)
 
 
-def important(found: Importances, image: int, t: float) -> set[int]:
-    return {k for k, value in enumerate(found.values[image]) if value > t * found.totals[image]}
+def important(actual: Importances, image: int, t: float) -> set[int]:
+    return {k for k, value in enumerate(actual.values[image]) if value > t * actual.totals[image]}
 
 
 def fall(facts: Interventions, image: int, k: int, label: int) -> float:
-    whole = facts.with_parts[image, bits(range(P)), label]
+    entire = facts.with_parts[image, bits(range(P)), label]
     if k < P:
-        return float(whole - facts.with_parts[image, bits(set(range(P)) - {k}), label])
-    return float(whole - facts.without[image, k - P, label])
+        return float(entire - facts.with_parts[image, bits(set(range(P)) - {k}), label])
+    return float(entire - facts.without[image, k - P, label])
 
 
 def there(facts: Interventions, image: int) -> list[int]:
@@ -67,10 +67,10 @@ def there(facts: Interventions, image: int) -> list[int]:
 
 
 def test_minimal_sufficient_sets() -> None:
-    for label, found in enumerate(sufficient_sets(TABLE)):
-        assert sorted(found) == sorted(map(bits, smallest(label)))
+    for label, actual in enumerate(sufficient_sets(TABLE)):
+        assert sorted(actual) == sorted(map(bits, smallest(label)))
         telling = {vt.world.PARTS.index(vt.world.distinctive_part(label))}
-        assert all(bits(telling) & each for each in found), "siblings differ in nothing else"
+        assert all(bits(telling) & item for item in actual), "siblings differ in nothing else"
     with pytest.raises(vt.VitreousError, match="classes 0 and 1 have the same parts"):
         sufficient_sets(np.array([[1, 2], [1, 2], [3, 4]]))
 
@@ -86,10 +86,10 @@ def test_pairs() -> None:
 
 def test_accuracy_and_background(facts: Interventions) -> None:
     for image, label in enumerate(facts.labels):
-        whole = facts.with_parts[image, 31]
-        assert facts.accuracy()[image] == (max(range(48), key=lambda k: whole[k]) == label)
+        entire = facts.with_parts[image, 31]
+        assert facts.accuracy()[image] == (max(range(48), key=lambda k: entire[k]) == label)
         objects = [k for k in there(facts, image) if k >= P]
-        matter = [k for k in objects if fall(facts, image, k, label) >= 0.05 * abs(whole[label])]
+        matter = [k for k in objects if fall(facts, image, k, label) >= 0.05 * abs(entire[label])]
         assert facts.background()[image].tolist() == [len(matter), len(objects)]
     assert 0 < facts.background()[:, 0].sum() < facts.background()[:, 1].sum()
 
@@ -100,19 +100,19 @@ def test_completeness(facts: Interventions) -> None:
     dc, d = facts.deletion(pred, LEVELS), facts.distractibility(target, LEVELS)
     seen = set()
     for image, (place, t) in product(range(N), enumerate(LEVELS)):
-        label, said = int(facts.labels[image]), int(facts.with_parts[image, 31].argmax())
+        label, message = int(facts.labels[image]), int(facts.with_parts[image, 31].argmax())
         if np.isnan(target.totals[image]):
-            assert all(np.isnan(each[image, place]) for each in (csdc, pc, dc, d))
+            assert all(np.isnan(item[image, place]) for item in (csdc, pc, dc, d))
             continue
         mine = important(target, image, t)
-        if said != label:
+        if message != label:
             assert np.isnan(csdc[image, place])
         else:
-            best = max(len(some & mine) / len(some) for some in smallest(label))
+            best = max(len(subset & mine) / len(subset) for subset in smallest(label))
             assert csdc[image, place] == pytest.approx(best)
         parts = {p for p in important(pred, image, t) if p < P}
-        assert pc[image, place] == (facts.with_parts[image, bits(parts)].argmax() == said)
-        assert dc[image, place] == (facts.with_parts[image, bits(set(range(P)) - parts)].argmax() != said)
+        assert pc[image, place] == (facts.with_parts[image, bits(parts)].argmax() == message)
+        assert dc[image, place] == (facts.with_parts[image, bits(set(range(P)) - parts)].argmax() != message)
         enough = 0.05 * abs(facts.with_parts[image, 31, label])
         idle = {k for k in there(facts, image) if fall(facts, image, k, label) < enough}
         expected = 1 - len(mine & idle) / len(idle) if idle else math.nan
@@ -149,11 +149,11 @@ def test_target_sensitivity(facts: Interventions) -> None:
             continue
         alike = [{p for p in range(P) if TABLE[k, p] == TABLE[label, p]} for k in (first, second)]
         logits = facts.with_parts[image]
-        hurt = [[logits[31, k] - logits[bits(set(range(P)) - some), k] for some in alike] for k in (first, second)]
+        hurt = [[logits[31, k] - logits[bits(set(range(P)) - subset), k] for subset in alike] for k in (first, second)]
         if not (hurt[0][0] > hurt[0][1] and hurt[1][1] > hurt[1][0]):
             assert np.isnan(scores[image])
             continue
-        sums = [[sum(found.values[image, p] for p in some) for found in (one, other)] for some in alike]
+        sums = [[sum(actual.values[image, p] for p in subset) for actual in (one, other)] for subset in alike]
         assert scores[image] == (int(sums[0][0] > sums[0][1]) + int(sums[1][1] > sums[1][0])) / 2
         used += 1
     assert used > 5
@@ -170,9 +170,9 @@ def test_oracles_of_sets_pass_one_of_the_two_checks(facts: Interventions) -> Non
     def joint(which: int) -> Importances:
         values = np.zeros((N, P + K))
         for image, (sets, label) in enumerate(zip(alike, chosen[:, which], strict=True)):
-            for some in sets:
-                left = facts.with_parts[image, bits(set(range(P)) - some), label]
-                values[image, list(some)] = (facts.with_parts[image, 31, label] - left) / len(some)
+            for subset in sets:
+                left = facts.with_parts[image, bits(set(range(P)) - subset), label]
+                values[image, list(subset)] = (facts.with_parts[image, 31, label] - left) / len(subset)
         return Importances(values, np.ones(N))
 
     scores = facts.target_sensitivity(joint(0), joint(1), pairs)
@@ -182,7 +182,7 @@ def test_oracles_of_sets_pass_one_of_the_two_checks(facts: Interventions) -> Non
 
 def result(facts: Interventions, n_bootstrap: int = 200) -> FunnyBirdsResult:
     levels = np.append(LEVELS, 0.12)
-    found = {}
+    actual = {}
     for seed, name in enumerate(("a", "b")):
         target, pred = found_by(facts, 10 + seed), found_by(facts, 20 + seed)
         one, other = found_by(facts, 30 + seed), found_by(facts, 40 + seed)
@@ -193,7 +193,7 @@ def result(facts: Interventions, n_bootstrap: int = 200) -> FunnyBirdsResult:
             facts.distractibility(target, levels),
         ]
         sensitivity = facts.target_sensitivity(one, other, disjoint_pairs(TABLE))
-        found[name] = FunnyBirdsChecks(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
+        actual[name] = FunnyBirdsChecks(np.stack(curves, axis=1), facts.single_deletion(target), sensitivity)
     names = tuple(f"bird {image}" for image in range(N))
     strange = {"a": {"zero": 0}, "b": {"zero": 2}}
     return FunnyBirdsResult(
@@ -203,29 +203,29 @@ def result(facts: Interventions, n_bootstrap: int = 200) -> FunnyBirdsResult:
         0.12,
         facts.accuracy(),
         facts.background(),
-        found,
+        actual,
         strange,
         {"d": 1},
         n_bootstrap=n_bootstrap,
     )
 
 
-def slow(birds: FunnyBirdsResult, name: str, images: Any, at: str) -> dict[str, float]:
+def slow(table: FunnyBirdsResult, name: str, images: Any, at: str) -> dict[str, float]:
     """Every column from the per-image scores of some images, with repetitions."""
-    found, images = birds.checks[name], list(images)
+    actual, images = table.checks[name], list(images)
 
     def mean(values: Any) -> float:
-        known = [v for v in values if not np.isnan(v)]
-        return sum(known) / len(known) if known else math.nan
+        has_map = [v for v in values if not np.isnan(v)]
+        return sum(has_map) / len(has_map) if has_map else math.nan
 
-    def checks(some: Any, place: int) -> list[float]:
-        return [mean(found.curves[i, row, place] for i in some) for row in range(4)]
+    def checks(subset: Any, place: int) -> list[float]:
+        return [mean(actual.curves[i, row, place] for i in subset) for row in range(4)]
 
     def complete(four: list[float]) -> float:
         return ((four[0] + four[1] + four[2]) / 3 + four[3]) / 2
 
-    def best(some: Any) -> int:
-        scores = [complete(checks(some, place)) for place in range(len(LEVELS))]
+    def best(subset: Any) -> int:
+        scores = [complete(checks(subset, place)) for place in range(len(LEVELS))]
         return scores.index(max(scores))
 
     if at == "split":
@@ -236,94 +236,94 @@ def slow(birds: FunnyBirdsResult, name: str, images: Any, at: str) -> dict[str, 
     else:
         four = checks(images, len(LEVELS) if at == "fixed" else best(images))
         com = complete(four)
-    sd, ts = mean(found.sd[i] for i in images), mean(found.ts[i] for i in images)
-    harmful, count = (sum(birds.background[i, row] for i in images) for row in (0, 1))
-    acc = mean(birds.accuracy[i] for i in images)
+    sd, ts = mean(actual.sd[i] for i in images), mean(actual.ts[i] for i in images)
+    harmful, count = (sum(table.background[i, row] for i in images) for row in (0, 1))
+    acc = mean(table.accuracy[i] for i in images)
     return dict(zip(COLUMNS, [acc, 1 - harmful / count, *four, sd, ts, com, sd, ts, (com + sd + ts) / 3], strict=True))
 
 
 @pytest.mark.parametrize("at", ["best", "split", "fixed"])
 def test_aggregation(facts: Interventions, at: str) -> None:
-    birds = result(facts)
-    for name in birds.methods:
-        expected = slow(birds, name, range(N), at)
-        assert {column: birds.score(name, column, at) for column in COLUMNS} == pytest.approx(expected)
-    assert birds.score("a", "com", "best") >= max(birds.score("a", "com", each) for each in ("split", "fixed"))
+    table = result(facts)
+    for name in table.methods:
+        expected = slow(table, name, range(N), at)
+        assert {column: table.score(name, column, at) for column in COLUMNS} == pytest.approx(expected)
+    assert table.score("a", "com", "best") >= max(table.score("a", "com", item) for item in ("split", "fixed"))
 
 
 def test_intervals_choose_the_threshold_anew(facts: Interventions) -> None:
     from vitreous.metrics.bootstrap import resamples
 
-    birds = result(facts, n_bootstrap=60)
+    table = result(facts, n_bootstrap=60)
     weights = np.concatenate(list(resamples(N, 60, 0)))
-    rows = [slow(birds, "a", np.repeat(np.arange(N), row.astype(int)), "best") for row in weights]
+    rows = [slow(table, "a", np.repeat(np.arange(N), row.astype(int)), "best") for row in weights]
     for column in COLUMNS:
         values = [row[column] for row in rows]
-        assert birds.interval("a", column) == pytest.approx(np.quantile(values, [0.025, 0.975]))
-    gap = birds.difference("a", "b", "sd")
-    assert gap.mean == pytest.approx(birds.score("a", "sd") - birds.score("b", "sd"))
+        assert table.interval("a", column) == pytest.approx(np.quantile(values, [0.025, 0.975]))
+    gap = table.difference("a", "b", "sd")
+    assert gap.mean == pytest.approx(table.score("a", "sd") - table.score("b", "sd"))
     assert gap.low <= gap.mean <= gap.high
     assert 2.0 ** (1 - N) <= gap.p <= 1
-    assert birds.difference("a", "a").p == 1
+    assert table.difference("a", "a").p == 1
 
 
 def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
-    birds = result(facts)
-    again = FunnyBirdsResult.load(birds.save(tmp_path / "birds.json"))
-    assert str(again) == str(birds)
-    assert again.to_json() == birds.to_json()
-    np.testing.assert_array_equal(again.per_image("a", "pc"), birds.per_image("a", "pc", birds.threshold("a")))
-    lines = birds.save(tmp_path / "birds.csv").read_text().splitlines()
+    table = result(facts)
+    again = FunnyBirdsResult.load(table.save(tmp_path / "birds.json"))
+    assert str(again) == str(table)
+    assert again.to_json() == table.to_json()
+    np.testing.assert_array_equal(again.per_image("a", "pc"), table.per_image("a", "pc", table.threshold("a")))
+    lines = table.save(tmp_path / "birds.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 3 * len(COLUMNS)
-    assert "2 zero" in str(birds)
-    assert "skipped: 1 in d" in str(birds)
-    assert "<td>" in birds._repr_html_()
-    assert birds.to_markdown().startswith("| method | Acc. |")
+    assert "2 zero" in str(table)
+    assert "skipped: 1 in d" in str(table)
+    assert "<td>" in table._repr_html_()
+    assert table.to_markdown().startswith("| method | Acc. |")
     with pytest.raises(vt.VitreousError, match="is there already"):
-        birds.save(tmp_path / "birds.json")
+        table.save(tmp_path / "birds.json")
     with pytest.raises(vt.VitreousError, match="must end in"):
-        birds.save(tmp_path / "birds.txt")
+        table.save(tmp_path / "birds.txt")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(vt.VitreousError, match="is no FunnyBirds result"):
         FunnyBirdsResult.load(tmp_path / "other.json")
 
 
 def test_bad_questions(facts: Interventions) -> None:
-    birds = result(facts)
-    for ask, said in {
-        lambda: birds.score("c", "sd"): "no method 'c'",
-        lambda: birds.score("a", "speed"): "column='speed' is not one of acc",
-        lambda: birds.score("a", "sd", "worst"): "at='worst' is not one of best",
-        lambda: birds.per_image("a", "com"): "com is made of all images together",
-        lambda: birds.per_image("a", "pc", 0.4): "at=0.4 is not one of the thresholds",
+    table = result(facts)
+    for ask, message in {
+        lambda: table.score("c", "sd"): "no method 'c'",
+        lambda: table.score("a", "speed"): "column='speed' is not one of acc",
+        lambda: table.score("a", "sd", "worst"): "at='worst' is not one of best",
+        lambda: table.per_image("a", "com"): "com is made of all images together",
+        lambda: table.per_image("a", "pc", 0.4): "at=0.4 is not one of the thresholds",
     }.items():
-        with pytest.raises(vt.VitreousError, match=said):
+        with pytest.raises(vt.VitreousError, match=message):
             ask()
 
 
 def test_nothing_right_is_no_completeness(facts: Interventions) -> None:
     """Without a right answer there is no CSDC, hence neither Com. nor a mean; nothing is made up."""
-    birds = result(facts)
-    for found in birds.checks.values():
-        found.curves[:, 0] = np.nan
-    assert all(math.isnan(birds.score("a", column)) for column in ("csdc", "com", "mean"))
-    assert math.isnan(birds.threshold("a"))
-    assert not math.isnan(birds.score("a", "sd"))
-    assert " - " in str(birds)
+    table = result(facts)
+    for actual in table.checks.values():
+        actual.curves[:, 0] = np.nan
+    assert all(math.isnan(table.score("a", column)) for column in ("csdc", "com", "mean"))
+    assert math.isnan(table.threshold("a"))
+    assert not math.isnan(table.score("a", "sd"))
+    assert " - " in str(table)
 
 
 def test_radar(facts: Interventions, tmp_path: Any) -> None:
     """The outline of a method is its row of the table."""
     pytest.importorskip("matplotlib")
-    birds = result(facts)
-    name = birds.methods[0]
-    figure = birds.plot([name], at="fixed", path=tmp_path / "radar.svg")
+    table = result(facts)
+    name = table.methods[0]
+    figure = table.plot([name], at="fixed", path=tmp_path / "radar.svg")
     assert (tmp_path / "radar.svg").read_text().startswith("<?xml")
     (axes,) = figure.axes
     columns = ("acc", "bi", "csdc", "pc", "dc", "d", "sd", "ts")
     outline = {round(float(np.hypot(*point)), 6) for line in axes.lines for point in zip(*line.get_data(), strict=True)}
     for column in columns:
-        score = birds.score(name, column, "fixed")
+        score = table.score(name, column, "fixed")
         assert math.isnan(score) or round(score, 6) in outline
     with pytest.raises(vt.VitreousError, match="'nobody'"):
-        birds.plot(["nobody"])
+        table.plot(["nobody"])

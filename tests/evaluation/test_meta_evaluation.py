@@ -30,13 +30,13 @@ def world() -> vt.VisionModel:
 
 
 @pytest.fixture(scope="module")
-def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
+def result(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
     scenes = measure_scenes(world, SCENES)
     maps = scenes.map().numpy()
     by_mask = {truth.mask.tobytes(): one for truth, one in zip(scenes.annotations, maps, strict=True)}
     with planted(by_mask):
         yield vt.meta_evaluate(
-            [f"planted_{each}" for each in PLANTED] + ["average_increase"],
+            [f"planted_{item}" for item in PLANTED] + ["average_increase"],
             model=world,
             scenes=SCENES,
             baselines=1,
@@ -44,19 +44,19 @@ def found(world: vt.VisionModel) -> Iterator[vt.MetaEvaluation]:
         )
 
 
-def test_a_metric_that_knows_the_oracle_passes(found: vt.MetaEvaluation) -> None:
-    row = found["planted_perfect"]
+def test_a_metric_that_knows_the_oracle_passes(result: vt.MetaEvaluation) -> None:
+    row = result["planted_perfect"]
     assert row.verdict == "passes"
     assert row.error_rate < 0.1
     assert row.truth > 0.95 < row.truth_high
     assert all(step.holds for step in row.steps if step.required)
     assert row.alpha > 0.7
     assert row.scores["oracle"] == pytest.approx(1)
-    assert row.images == SCENES == found.scenes
+    assert row.images == SCENES == result.scenes
 
 
-def test_a_flipped_sign_is_caught(found: vt.MetaEvaluation) -> None:
-    row, right = found["planted_flipped"], found["planted_perfect"]
+def test_a_flipped_sign_is_caught(result: vt.MetaEvaluation) -> None:
+    row, right = result["planted_flipped"], result["planted_perfect"]
     assert row.verdict == "fails"
     assert row.why.startswith("ranks worse oracles above oracle; ranks centre above worse oracles")
     assert row.error_rate == pytest.approx(1 - right.error_rate)
@@ -65,16 +65,16 @@ def test_a_flipped_sign_is_caught(found: vt.MetaEvaluation) -> None:
     assert [step.holds for step in row.steps if step.required] == [False] * 4
 
 
-def test_a_metric_that_goes_down_is_read_as_it_says(found: vt.MetaEvaluation) -> None:
-    row, right = found["planted_downward"], found["planted_perfect"]
+def test_a_metric_that_goes_down_is_read_as_it_says(result: vt.MetaEvaluation) -> None:
+    row, right = result["planted_downward"], result["planted_perfect"]
     assert row.verdict == "passes"
     assert (row.error_rate, row.truth) == pytest.approx((right.error_rate, right.truth))
     assert row.scores["random 1"] == pytest.approx(1 - right.scores["random 1"])
     assert not row.higher_is_better
 
 
-def test_a_constant_metric_is_blind(found: vt.MetaEvaluation) -> None:
-    row = found["planted_unmoved"]
+def test_a_constant_metric_is_blind(result: vt.MetaEvaluation) -> None:
+    row = result["planted_unmoved"]
     assert row.verdict == "blind"
     assert row.error_rate == 0.5
     assert row.truth == 0
@@ -83,41 +83,41 @@ def test_a_constant_metric_is_blind(found: vt.MetaEvaluation) -> None:
     assert "cannot tell oracle from worse oracles" in row.why
 
 
-def test_a_metric_that_likes_few_pixels_is_caught(found: vt.MetaEvaluation) -> None:
+def test_a_metric_that_likes_few_pixels_is_caught(result: vt.MetaEvaluation) -> None:
     """Oracle, worse oracles, centre and random are sparse in this order; only the misplaced oracle tells."""
-    row = found["planted_sparse"]
+    row = result["planted_sparse"]
     assert row.verdict == "fails"
     assert row.why == "ranks misplaced above worse oracles"
     assert row.scores["oracle"] == pytest.approx(row.scores["misplaced"])
 
 
-def test_what_cannot_be_tried_is_told(found: vt.MetaEvaluation) -> None:
-    assert found["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
-    assert found["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
-    assert found["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
-    assert {row.verdict for row in found.assessments if not row.images} == {"not tried"}
-    assert str(found).count("not tried") >= 3
+def test_what_cannot_be_tried_is_told(result: vt.MetaEvaluation) -> None:
+    assert result["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
+    assert result["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
+    assert result["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
+    assert {row.verdict for row in result.assessments if not row.images} == {"not tried"}
+    assert str(result).count("not tried") >= 3
 
 
-def test_maps_are_made_again_from_noisy_scenes(found: vt.MetaEvaluation) -> None:
+def test_maps_are_made_again_from_noisy_scenes(result: vt.MetaEvaluation) -> None:
     """The oracle knows its scene again, noise is drawn anew: a metric of steadiness sees noise, and nothing else."""
-    scores = found["planted_steady"].scores
+    scores = result["planted_steady"].scores
     assert scores["oracle"] == scores["centre"] == scores["blur strong"] == scores["swapped mild"] == 0
     assert scores["shift strong"] == scores["mix 0"] == 0
     assert scores["noise strong"] < scores["noise mild"] < 0
     assert max(scores["random 1"], scores["mix 1"]) < 0
-    assert found["planted_steady"].verdict == "fails"
+    assert result["planted_steady"].verdict == "fails"
 
 
-def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
-    row = found["average_increase"]
+def test_every_verdict_has_its_numbers(result: vt.MetaEvaluation) -> None:
+    row = result["average_increase"]
     assert row.over_seeds is not None
     assert row.over_seeds.runs == ("seed 0", "seed 1")
     assert row.over_baselines is not None
     assert row.over_baselines.runs == ("its own", "black")
-    assert found["planted_perfect"].over_baselines is None
-    assert found["planted_perfect"].over_seeds is not None
-    assert found["planted_perfect"].over_seeds.order == pytest.approx(1)
+    assert result["planted_perfect"].over_baselines is None
+    assert result["planted_perfect"].over_seeds is not None
+    assert result["planted_perfect"].over_seeds.order == pytest.approx(1)
     assert [(step.better, step.worse) for step in row.steps if step.required] == [
         ("oracle", "worse oracles"),
         ("worse oracles", "centre"),
@@ -125,34 +125,34 @@ def test_every_verdict_has_its_numbers(found: vt.MetaEvaluation) -> None:
         ("worse oracles", "misplaced"),
     ]
     assert len(row.steps) == 4 + 8 + 8
-    assert found.plan["states"] > 0
+    assert result.plan["states"] > 0
 
 
-def test_printing_and_files(found: vt.MetaEvaluation, tmp_path: Path) -> None:
-    lines = str(found).splitlines()
-    verdicts = [line.split()[1] for line in lines[1 : 1 + len(found.assessments)]]
+def test_printing_and_files(result: vt.MetaEvaluation, tmp_path: Path) -> None:
+    lines = str(result).splitlines()
+    verdicts = [line.split()[1] for line in lines[1 : 1 + len(result.assessments)]]
     assert verdicts == sorted(verdicts, key=["fails", "blind", "passes", "not"].index)
-    assert found.to_markdown().count("\n") == len(found.assessments) + 2
-    again = vt.MetaEvaluation.load(found.save(tmp_path / "trial.json"))
-    assert again.to_json() == json.loads(json.dumps(found.to_json()))
-    assert str(again) == str(found)
-    assert again["planted_flipped"].steps == found["planted_flipped"].steps
+    assert result.to_markdown().count("\n") == len(result.assessments) + 2
+    again = vt.MetaEvaluation.load(result.save(tmp_path / "trial.json"))
+    assert again.to_json() == json.loads(json.dumps(result.to_json()))
+    assert str(again) == str(result)
+    assert again["planted_flipped"].steps == result["planted_flipped"].steps
     with pytest.raises(VitreousError, match="no metric 'perfect'"):
-        found["perfect"]
+        result["perfect"]
     with pytest.raises(VitreousError, match="must end in"):
-        found.save(tmp_path / "trial.txt")
+        result.save(tmp_path / "trial.txt")
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(VitreousError, match="no meta-evaluation of the schema"):
         vt.MetaEvaluation.load(tmp_path / "other.json")
-    (tmp_path / "cut.json").write_text(json.dumps({**found.to_json(), "assessments": [{}]}))
+    (tmp_path / "cut.json").write_text(json.dumps({**result.to_json(), "assessments": [{}]}))
     with pytest.raises(VitreousError, match=r"cut\.json is no meta-evaluation"):
         vt.MetaEvaluation.load(tmp_path / "cut.json")
 
 
-def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, found: vt.MetaEvaluation) -> None:
+def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, result: vt.MetaEvaluation) -> None:
     scenes = measure_scenes(world, SCENES)
     table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", controls=False)
-    assert found["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
+    assert result["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))
 
 
 # -- the plan ------------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ GEOMETRY = ImageShape((128, 128), (16, 16), 8)
 
 
 def test_courses() -> None:
-    judges = named_metrics(["insdel", "token_deletion_aopc"], by_spec=True)
-    runs = list(runs_of(judges, GEOMETRY, 3, 2))
+    definitions = named_metrics(["insdel", "token_deletion_aopc"], by_spec=True)
+    runs = list(runs_of(definitions, GEOMETRY, 3, 2))
     assert [(run.seed, len(run.maps), len(run.metrics)) for run in runs] == [
         (0, 19, 2),
         (1, 14, 2),
@@ -222,7 +222,7 @@ def test_another_model_is_refused() -> None:
         vt.meta_evaluate("average_drop", model=FAMILIES["vit"]())
 
 
-def test_numbers_are_numbers(found: vt.MetaEvaluation) -> None:
-    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert {row["metric"] for row in told["assessments"]} == {row.metric for row in found.assessments}
-    assert all(np.isfinite(list(row["scores"].values())).all() for row in told["assessments"])
+def test_numbers_are_numbers(result: vt.MetaEvaluation) -> None:
+    report = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert {row["metric"] for row in report["assessments"]} == {row.metric for row in result.assessments}
+    assert all(np.isfinite(list(row["scores"].values())).all() for row in report["assessments"])

@@ -52,9 +52,9 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_and_nothing_else() -> None:
     done = run("meta-evaluate", "--metric", "average_gain", *FEW, "--json")
     assert (done.code, done.err) == (0, "")
-    told = json.loads(done.out)
-    assert told["schema"] == "vitreous.meta_evaluate/1"
-    assert [row["metric"] for row in told["assessments"]] == ["average_gain"]
+    report = json.loads(done.out)
+    assert report["schema"] == "vitreous.meta_evaluate/1"
+    assert [row["metric"] for row in report["assessments"]] == ["average_gain"]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_bad_words(words: tuple[str, ...], message: str) -> None:
 
 
 def test_the_script_needs_few_libraries(root: Path, tmp_path: Path) -> None:
-    out, kept = tmp_path / "trial.json", tmp_path / "verdicts.json"
+    out, remaining = tmp_path / "trial.json", tmp_path / "verdicts.json"
     few = ["--metrics", "average_gain", "--scenes", "3", "--seeds", "1", "--baselines", "0", "--device", "cpu"]
     done = subprocess.run(
-        [sys.executable, "-c", BARE, *few, "--out", str(out), "--verdicts", str(kept)],
+        [sys.executable, "-c", BARE, *few, "--out", str(out), "--verdicts", str(remaining)],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root / "src")},
         capture_output=True,
@@ -85,8 +85,8 @@ def test_the_script_needs_few_libraries(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "average_gain" in done.stdout
     assert MetaEvaluation.load(out).scenes == 3
-    told = json.loads(kept.read_text())
-    assert told["metrics"]["average_gain"]["images"] == 3
+    report = json.loads(remaining.read_text())
+    assert report["metrics"]["average_gain"]["images"] == 3
 
 
 # -- results -------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def row(metric: str, verdict: str = "passes", **numbers: object) -> MetricAssess
 
 
 def test_a_step_says_whether_it_holds() -> None:
-    steps = [Step("a", "b", mean, low, high) for mean, low, high in ((1, 0.5, 2), (-1, -2, -0.5), (0, -1, 1))]
+    steps = [Step("a", "b", mean, low, upper) for mean, low, upper in ((1, 0.5, 2), (-1, -2, -0.5), (0, -1, 1))]
     assert [step.holds for step in steps] == [True, False, None]
     assert [str(step).split()[1] for step in steps] == [">", "<", "~"]
 
@@ -117,7 +117,7 @@ def test_results_are_joined(script: ModuleType) -> None:
     one = MetaEvaluation((row("insertion"), row("deletion", "blind")), 9, 1, {"oracle": 1.0}, plan)
     two = replace(one, assessments=(row("deletion", "fails"), row("srg")))
     both = script.join([one, two])
-    assert [each.metric for each in both.assessments] == ["insertion", "deletion", "srg"]
+    assert [item.metric for item in both.assessments] == ["insertion", "deletion", "srg"]
     assert both["deletion"].verdict == "fails"
     assert both.plan["seconds"] == 6
     with pytest.raises(vt.VitreousError, match="different seeds cannot be joined: 2 and 3"):
@@ -141,7 +141,7 @@ def test_what_is_printed_of_a_row() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+def report(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     plan = {"model": "world", "seeds": 3, "baselines": 2, "versions": {}}
     tried = (row("insertion", "blind", error_rate=0.25), row("srg(steps=4)"), row("infidelity", "not tried"))
     monkeypatch.setattr(verdicts, "shipped", lambda: script.verdicts_of(MetaEvaluation(tried, 9, 0, {}, plan)))
@@ -149,21 +149,21 @@ def told(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
 
 @pytest.mark.usefixtures("told")
 def test_a_verdict_by_its_spelling() -> None:
-    found = verdicts.verdict("insertion")
-    assert found is not None
-    assert (found.verdict, found.images, found.seeds, found.model, found.note) == ("blind", 9, 3, "world", "")
-    assert (found.error_rate, found.truth) == (0.25, None)
-    assert str(found) == "blind: so it is (9 scenes, 3 seeds of world)"
-    assert verdicts.verdict("insertion@rise") == verdicts.verdict(vt.get_metric("insertion")) == found
+    result = verdicts.verdict("insertion")
+    assert result is not None
+    assert (result.verdict, result.images, result.seeds, result.model, result.note) == ("blind", 9, 3, "world", "")
+    assert (result.error_rate, result.truth) == (0.25, None)
+    assert str(result) == "blind: so it is (9 scenes, 3 seeds of world)"
+    assert verdicts.verdict("insertion@rise") == verdicts.verdict(vt.get_metric("insertion")) == result
     assert verdicts.verdict(" srg( steps = 4 ) ") == verdicts.verdict("abpc(steps=4)")
 
 
 @pytest.mark.usefixtures("told")
 def test_other_settings_get_a_note() -> None:
-    found = verdicts.verdict("insertion(steps=9)")
-    assert found is not None
-    assert (found.metric, found.note) == ("insertion", "tried as insertion, not as insertion(steps=9)")
-    assert str(found).endswith("; tried as insertion, not as insertion(steps=9)")
+    result = verdicts.verdict("insertion(steps=9)")
+    assert result is not None
+    assert (result.metric, result.note) == ("insertion", "tried as insertion, not as insertion(steps=9)")
+    assert str(result).endswith("; tried as insertion, not as insertion(steps=9)")
     other = verdicts.verdict("srg")
     assert other is not None
     assert other.note == "tried as srg(steps=4), not as srg"
@@ -177,13 +177,13 @@ def test_what_no_trial_has_seen_has_no_verdict() -> None:
 
 
 def test_what_is_shipped_is_sound() -> None:
-    told = verdicts.shipped()
-    assert told["schema"] == "vitreous.verdicts/1"
-    assert told["metrics"]
-    for name in told["metrics"]:
-        found = verdicts.verdict(name)
-        assert found is not None
-        assert found.metric == vt.get_metric(name).spec == name
-        assert found.verdict in verdicts.VERDICTS
-        assert found.why
-        assert (found.images > 0) == (found.verdict != "not tried")
+    report = verdicts.shipped()
+    assert report["schema"] == "vitreous.verdicts/1"
+    assert report["metrics"]
+    for name in report["metrics"]:
+        result = verdicts.verdict(name)
+        assert result is not None
+        assert result.metric == vt.get_metric(name).spec == name
+        assert result.verdict in verdicts.VERDICTS
+        assert result.why
+        assert (result.images > 0) == (result.verdict != "not tried")

@@ -58,28 +58,28 @@ def test_the_oracle_is_what_removal_costs(world: vt.VisionModel, scenes: Measure
     scene = World("test", SCENES).scene(1)
     clean = logits(world, scene)
     explained = max(range(48), key=lambda c: clean[c])
-    shown = render(scene)
+    visible = render(scene)
     expected = np.zeros((128, 128))
     for place, part in enumerate(PARTS):
-        seen = shown.parts[0, place].numpy()
+        seen = visible.parts[0, place].numpy()
         drop = clean[explained] - logits(world, scene.without(part))[explained]
         expected[seen] = drop / seen.sum()
     for place in range(len(scene.objects)):
-        seen = shown.objects[0, place].numpy()
+        seen = visible.objects[0, place].numpy()
         drop = clean[explained] - logits(world, scene.without_object(place))[explained]
         if seen.any():
             expected[seen] = drop / seen.sum()
     np.testing.assert_allclose(scenes.map()[1].numpy(), expected, atol=1e-5)
     for place, part in enumerate(PARTS):
-        total = float(scenes.map()[1][shown.parts[0, place]].sum())
+        total = float(scenes.map()[1][visible.parts[0, place]].sum())
         assert total == pytest.approx(float(scenes.drops[1, THINGS.index(part)]), abs=1e-4)
 
 
 def test_probabilities_and_markers(world: vt.VisionModel) -> None:
     cheat = vt.load("world-shortcut", device="cpu")
-    found = measure_scenes(cheat, 6, output="prob", shortcut=True)
-    marker = found.drops[:, THINGS.index("marker")]
-    assert (found.drops.abs() <= 1).all()
+    result = measure_scenes(cheat, 6, output="prob", shortcut=True)
+    marker = result.drops[:, THINGS.index("marker")]
+    assert (result.drops.abs() <= 1).all()
     assert marker.max() > 0.5
     batch = World("test", 6, shortcut=True)
     marked = [scene for scene in batch.scenes() if scene.marker is not None]
@@ -92,16 +92,16 @@ def test_probabilities_and_markers(world: vt.VisionModel) -> None:
 def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitreous.evaluation import meta_maps as oracle
 
-    whole = measure_scenes(world, SCENES)
-    strongest = whole.drops.amax(dim=1)
+    complete = measure_scenes(world, SCENES)
+    strongest = complete.drops.amax(dim=1)
     limit = float(strongest.sort().values[1:3].mean())
     monkeypatch.setitem(oracle.TINY, "logit", limit)
     fewer = measure_scenes(world, SCENES)
     assert (len(fewer), fewer.left_out) == (2, 2)
-    kept = [place for place in range(SCENES) if strongest[place] > limit]
-    assert torch.equal(fewer.inputs, whole.inputs[kept])
-    assert fewer.labels == [whole.labels[place] for place in kept]
-    np.testing.assert_array_equal(fewer.annotations[0].mask, whole.annotations[kept[0]].mask)
+    remaining = [place for place in range(SCENES) if strongest[place] > limit]
+    assert torch.equal(fewer.inputs, complete.inputs[remaining])
+    assert fewer.labels == [complete.labels[place] for place in remaining]
+    np.testing.assert_array_equal(fewer.annotations[0].mask, complete.annotations[remaining[0]].mask)
     monkeypatch.setitem(oracle.TINY, "logit", 1e9)
     with pytest.raises(vt.VitreousError, match="in 4 of 4 scenes nothing matters to"):
         measure_scenes(world, SCENES)
@@ -109,8 +109,8 @@ def test_scenes_in_which_nothing_matters_are_left_out(world: vt.VisionModel, mon
 
 def test_the_ladder_is_a_ladder(maps: dict[str, torch.Tensor]) -> None:
     """By their correlation with the oracle: every worse oracle above the centre, that above random maps."""
-    across = torch.linspace(-1, 1, 128)
-    centre = 1 - ((across[:, None] ** 2 + across[None] ** 2) / 2).sqrt()
+    horizontal = torch.linspace(-1, 1, 128)
+    centre = 1 - ((horizontal[:, None] ** 2 + horizontal[None] ** 2) / 2).sqrt()
     near = closeness({**maps, CENTRE: centre.expand(SCENES, -1, -1)})
     slow = [np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(maps["blur mild"], maps[ORACLE], strict=True)]
     assert near["blur mild"] == pytest.approx(np.mean(slow), abs=1e-6)
@@ -129,7 +129,7 @@ def test_noise(maps: dict[str, torch.Tensor]) -> None:
         added = (maps[name] - maps[ORACLE]) / maps[ORACLE].flatten(1).std(dim=1).view(-1, 1, 1)
         middle = added[:, 4:-4:8, 4:-4:8]  # between two patches; bilinear noise is weaker there
         assert 0.4 * strength < float(middle.std()) < 1.2 * strength
-    mild, strong = (maps[f"noise {how}"] - maps[ORACLE] for how in ("mild", "strong"))
+    mild, strong = (maps[f"noise {options}"] - maps[ORACLE] for options in ("mild", "strong"))
     torch.testing.assert_close(3 * mild, strong, rtol=1e-3, atol=1e-6)
 
 
@@ -145,12 +145,12 @@ def test_shift(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     by = round(STRENGTHS["shift"][1] * 128)
     signs = PRNGKey.of_images(0, "trial shift", scenes.inputs).below(2, 2) * 2 - 1
     for scene in range(SCENES):
-        down, across = (int(sign) * by for sign in signs[scene])
+        down, horizontal = (int(sign) * by for sign in signs[scene])
         expected = torch.zeros(128, 128)
         for row in range(128):
             for column in range(128):
-                if 0 <= row - down < 128 and 0 <= column - across < 128:
-                    expected[row, column] = maps[ORACLE][scene, row - down, column - across]
+                if 0 <= row - down < 128 and 0 <= column - horizontal < 128:
+                    expected[row, column] = maps[ORACLE][scene, row - down, column - horizontal]
         assert torch.equal(maps["shift strong"][scene], expected)
 
 
@@ -196,7 +196,7 @@ def test_a_map_does_not_depend_on_its_neighbours(scenes: MeasuredScenes, maps: d
 def test_scenes_are_known_again(scenes: MeasuredScenes, maps: dict[str, torch.Tensor]) -> None:
     noisy = scenes.inputs[[2, 0]] + 0.2 * torch.randn(2, 3, 128, 128, generator=torch.Generator().manual_seed(0))
     coarse = maps[ORACLE].view(SCENES, 16, 8, 16, 8).mean(dim=(2, 4))
-    found = MapRecall(ORACLE, scenes, GRID)(None, noisy, torch.zeros(2))
-    torch.testing.assert_close(found, coarse[[2, 0]])
+    result = MapRecall(ORACLE, scenes, GRID)(None, noisy, torch.zeros(2))
+    torch.testing.assert_close(result, coarse[[2, 0]])
     seen = MapRecall("noise mild", scenes, GRID)
     assert not torch.allclose(seen(None, noisy, torch.zeros(2)), seen(None, scenes.inputs[[2, 0]], torch.zeros(2)))

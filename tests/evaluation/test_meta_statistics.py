@@ -57,8 +57,8 @@ def slow_alpha(ratings: np.ndarray) -> float:
     total = sum(count.values())
 
     def far(a: float, b: float) -> float:
-        low, high = min(a, b), max(a, b)
-        return (sum(count[v] for v in values if low <= v <= high) - (count[a] + count[b]) / 2) ** 2
+        low, upper = min(a, b), max(a, b)
+        return (sum(count[v] for v in values if low <= v <= upper) - (count[a] + count[b]) / 2) ** 2
 
     seen = sum(together[a, b] * far(a, b) for a in values for b in values)
     chance = sum(count[a] * count[b] * far(a, b) for a in values for b in values) / (total - 1)
@@ -133,23 +133,23 @@ def test_a_difference_is_the_houses_paired_one(rng: np.random.Generator) -> None
 
 def test_scores_that_are_no_means_are_aggregated_anew(rng: np.random.Generator) -> None:
     parts = [{name: rng.uniform(1, 2, (30, 2)) for name in "ab"} for _ in range(2)]
-    found = Scores.of(Ratio(), parts, 500)
+    result = Scores.of(Ratio(), parts, 500)
     ratio = Ratio()
-    each = [difference(one["a"], one["b"], ratio.aggregate, samples=500) for one in parts]
-    gap, _ = found.difference("a", "b")
-    assert gap == pytest.approx(-np.mean([d.mean for d in each]))
+    item = [difference(one["a"], one["b"], ratio.aggregate, samples=500) for one in parts]
+    gap, _ = result.difference("a", "b")
+    assert gap == pytest.approx(-np.mean([d.mean for d in item]))
     expected = -np.mean([one["a"][:, 0] / one["a"][:, 1] for one in parts], axis=0)
-    np.testing.assert_allclose(found.images["a"], expected)
+    np.testing.assert_allclose(result.images["a"], expected)
 
 
 def test_an_image_without_one_score_has_none(rng: np.random.Generator) -> None:
     table = rng.normal(size=(10, 3))
     table[4, 1] = np.nan
-    found = scores(table)
-    assert found.count == 9
-    kept = np.delete(table, 4, axis=0)
-    assert found.difference("a", "c")[0] == pytest.approx(float((kept[:, 0] - kept[:, 2]).mean()))
-    assert len(found.table("abc")) == 9
+    result = scores(table)
+    assert result.count == 9
+    remaining = np.delete(table, 4, axis=0)
+    assert result.difference("a", "c")[0] == pytest.approx(float((remaining[:, 0] - remaining[:, 2]).mean()))
+    assert len(result.table("abc")) == 9
     with pytest.raises(VitreousError, match="insertion has no scene"):
         scores(np.full((4, 3), np.nan))
 
@@ -180,17 +180,17 @@ def test_the_smallest_difference(rng: np.random.Generator) -> None:
 def test_correlation_with_the_truth(rng: np.random.Generator) -> None:
     table = rng.normal(size=(20, 3)) * 0.5 + np.array([1.0, 0.5, 0.0])
     table[3] = 7
-    each = [0.0 if i == 3 else stats.spearmanr(row, [3, 2, 1]).statistic for i, row in enumerate(table)]
-    found, around, whole = truth_correlation(scores(table), "abc", 1000)
-    assert found == pytest.approx(np.mean(each))
-    assert around.low < found < around.high
-    assert whole == 1
+    item = [0.0 if i == 3 else stats.spearmanr(row, [3, 2, 1]).statistic for i, row in enumerate(table)]
+    result, around, complete = truth_correlation(scores(table), "abc", 1000)
+    assert result == pytest.approx(np.mean(item))
+    assert around[0] < result < around[1]
+    assert complete == 1
 
 
 def test_agreement_between_runs(rng: np.random.Generator) -> None:
     tables = [rng.normal(size=(12, 3)) for _ in range(3)]
     pairs = list(combinations(tables, 2))
-    each = np.mean([stats.spearmanr(x, y).statistic for a, b in pairs for x, y in zip(a, b, strict=True)])
-    assert agreement(tables) == pytest.approx(each)
+    item = np.mean([stats.spearmanr(x, y).statistic for a, b in pairs for x, y in zip(a, b, strict=True)])
+    assert agreement(tables) == pytest.approx(item)
     assert math.isnan(agreement([np.ones((2, 3)), tables[0][:2]]))
     assert get_metric("insertion").cell(tables[0])[1] is mean

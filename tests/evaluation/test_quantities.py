@@ -30,10 +30,10 @@ def test_a_value_of_its_own_is_what_is_computed() -> None:
     """Inside ``logprob`` too, a method that explains the probability explains the probability."""
     model = FAMILIES["vit"]()
     inputs = images(model, 2)
-    inside, plain = (vt.get_method(name).attribute(model, inputs, 1) for name in ("logprob(vtranm)", "vtranm"))
-    torch.testing.assert_close(inside, plain)
+    inside, simple = (vt.get_method(name).attribute(model, inputs, 1) for name in ("logprob(vtranm)", "vtranm"))
+    torch.testing.assert_close(inside, simple)
     other = vt.get_method("logprob(vtranm(output=none))").attribute(model, inputs, 1)
-    assert not torch.allclose(other, plain)
+    assert not torch.allclose(other, simple)
 
 
 @pytest.mark.parametrize(

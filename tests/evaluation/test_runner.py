@@ -45,14 +45,14 @@ def samples(model: vt.VisionModel, x: Tensor) -> list[Sample]:
 
 
 def plan(
-    model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **how: Any
+    model: vt.VisionModel, methods: Sequence[str] = METHODS, metrics: Sequence[Any] = METRICS, **settings: Any
 ) -> EvaluationPlan:
-    judges = {str(metric): vt.get_metric(metric) for metric in metrics}
-    has_labels = how.pop("has_labels", True)
-    sizes = {name: how.pop(name, None) for name in ("batch_size", "memory_gb")}
-    config = with_batch_sizes(EvaluationConfig(**how), model, (32, 32), **sizes)
+    definitions = {str(metric): vt.get_metric(metric) for metric in metrics}
+    has_labels = settings.pop("has_labels", True)
+    sizes = {name: settings.pop(name, None) for name in ("batch_size", "memory_gb")}
+    config = with_batch_sizes(EvaluationConfig(**settings), model, (32, 32), **sizes)
     named = {name: vt.get_method(name) for name in methods}
-    return EvaluationPlan(named, judges, image_shape_of(model, (32, 32)), config, has_labels)
+    return EvaluationPlan(named, definitions, image_shape_of(model, (32, 32)), config, has_labels)
 
 
 def same(one: ScoredUnit, other: ScoredUnit) -> bool:
@@ -64,13 +64,13 @@ def same(one: ScoredUnit, other: ScoredUnit) -> bool:
 
 def test_a_unit_is_a_function_of_its_arguments(model: vt.VisionModel, x: Tensor) -> None:
     """The same bits again, after other units, whatever torch's own generator does, and nothing left on the model."""
-    group, how = samples(model, x)[:5], plan(model)
+    group, settings = samples(model, x)[:5], plan(model)
     before = State(model.module)
-    first = score_unit(model, group, how)
-    score_unit(model, samples(model, x)[5:], how)
+    first = score_unit(model, group, settings)
+    score_unit(model, samples(model, x)[5:], settings)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        assert same(first, score_unit(model, group, how))
+        assert same(first, score_unit(model, group, settings))
     again = vt.wrap(FAMILIES["vit"]())
     assert same(first, score_unit(again, group, plan(again)))
     before.assert_same(model.module)
@@ -80,15 +80,15 @@ def test_a_table_is_a_loop_over_units(model: vt.VisionModel, x: Tensor) -> None:
     """The numbers of evaluate are those of its units, made anywhere and put together."""
     table = vt.evaluate(model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.001)
     assert (table.plan["images_per_unit"], table.plan["images"]) == (table.plan["forward_batch"], 12)
-    how = plan(model, memory_gb=0.001)
-    size = how.config.images_per_unit
+    settings = plan(model, memory_gb=0.001)
+    size = settings.config.images_per_unit
     assert table.plan["images_per_unit"] == size < 12, "the budget cuts the pictures into several units"
     every = samples(model, x)
-    units = [score_unit(model, every[start : start + size], how) for start in range(0, 12, size)]
+    units = [score_unit(model, every[start : start + size], settings) for start in range(0, 12, size)]
     assert len(units) > 1
     for cell, parts in table.parts.items():
-        np.testing.assert_array_equal(np.concatenate([each.parts[cell] for each in units]), parts)
-    assert table.plan["states"] == sum(sum(each.states.values()) for each in units)
+        np.testing.assert_array_equal(np.concatenate([item.parts[cell] for item in units]), parts)
+    assert table.plan["states"] == sum(sum(item.states.values()) for item in units)
 
 
 def test_the_order_of_methods_is_not_part_of_a_plan(model: vt.VisionModel, x: Tensor) -> None:
@@ -101,23 +101,23 @@ def test_sizes_are_numbers_and_in_the_record(model: vt.VisionModel, x: Tensor) -
     table = vt.evaluate(
         model, x, METHODS, METRICS, labels=LABELS, controls=False, n_bootstrap=1, memory_gb=0.01, batch_size=7
     )
-    said = table.plan
-    assert (said["memory_gb"], said["forward_batch"]) == (0.01, 7)
-    assert isinstance(said["attribution_batch"], int)
-    told = json.loads(json.dumps(dict(said)))
+    message = table.plan
+    assert (message["memory_gb"], message["forward_batch"]) == (0.01, 7)
+    assert isinstance(message["attribution_batch"], int)
+    report = json.loads(json.dumps(dict(message)))
     again = vt.evaluate(
         model,
         x,
-        {name: each["spec"] for name, each in told["methods"].items()},
-        list(told["metrics"]),
+        {name: item["spec"] for name, item in report["methods"].items()},
+        list(report["metrics"]),
         labels=LABELS,
         controls=False,
         n_bootstrap=1,
-        memory_gb=told["memory_gb"],
-        batch_size=told["forward_batch"],
+        memory_gb=report["memory_gb"],
+        batch_size=report["forward_batch"],
     )
     assert {key: again.plan[key] for key in ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")} == {
-        key: said[key] for key in ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")
+        key: message[key] for key in ("images_per_unit", "attribution_batch", "forward_batch", "memory_gb")
     }
     for cell, scores in table.scores.items():
         np.testing.assert_array_equal(scores, again.scores[cell])
@@ -137,9 +137,9 @@ def test_the_budget_reaches_engine_and_explainers(
             sizes["states"].append(len(inputs))
             return embed(self, inputs)
 
-    def watched(model: Any, inputs: Tensor, *rest: Any) -> Any:
+    def watched(model: Any, inputs: Tensor, *remainder: Any) -> Any:
         sizes["inputs"].append(len(inputs))
-        return run(model, inputs, *rest)
+        return run(model, inputs, *remainder)
 
     mine = vt.wrap(FAMILIES["vit"]())
     mine.__class__ = Watched
@@ -159,9 +159,9 @@ def test_the_budget_reaches_engine_and_explainers(
 
 def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x: Tensor) -> None:
     """While explaining and while judging; afterwards everything is as it was."""
-    group, how = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch_size=3)
+    group, settings = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch_size=3)
     ticks: list[int] = []
-    expected = score_unit(model, group, how, ticks.append)
+    expected = score_unit(model, group, settings, ticks.append)
     assert sum(ticks) == sum(expected.states.values())
     assert 0 in ticks, "explaining ticks too"
     before = State(model.module)
@@ -179,10 +179,10 @@ def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x:
             seen += 1
 
         with pytest.raises(Stop):
-            score_unit(model, group, how, on_progress)
+            score_unit(model, group, settings, on_progress)
         assert seen == last
         before.assert_same(model.module)
-    assert same(expected, score_unit(model, group, how))
+    assert same(expected, score_unit(model, group, settings))
 
 
 def test_a_size_that_ran_out_of_memory_is_not_tried_again(
@@ -207,11 +207,11 @@ def test_a_size_that_ran_out_of_memory_is_not_tried_again(
     too_large = [size for size in tried if size > 5]
     assert len(too_large) <= 4, too_large
     assert table.plan["memory_ran_out"]["forward_batch"] <= 5
-    plain = vt.evaluate(
+    simple = vt.evaluate(
         model, x, "random", "insertion(steps=9)", controls=False, n_bootstrap=1, batch_size=5, memory_gb=0.002
     )
-    np.testing.assert_allclose(table["random", "insertion(steps=9)"], plain["random", "insertion(steps=9)"], atol=1e-5)
-    assert "memory_ran_out" not in plain.plan
+    np.testing.assert_allclose(table["random", "insertion(steps=9)"], simple["random", "insertion(steps=9)"], atol=1e-5)
+    assert "memory_ran_out" not in simple.plan
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"has_labels": True, "samples": "unlabelled"}, "input-0 has no label"),
         ({"samples": "none"}, "no images"),
@@ -249,13 +249,13 @@ def test_memory_does_not_grow_with_the_number_of_images(model: vt.VisionModel) -
         ({"target": "given"}, "input-0 has no target"),
     ],
 )
-def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], said: str) -> None:
+def test_bad_units(model: vt.VisionModel, x: Tensor, change: dict[str, Any], message: str) -> None:
     change = dict(change)
     kind = change.pop("samples", "")
     group = [] if kind == "none" else samples(model, x)[:2]
     if kind == "unlabelled":
-        group = [replace(each, label=None) for each in group]
-    with pytest.raises(vt.VitreousError, match=said):
+        group = [replace(item, label=None) for item in group]
+    with pytest.raises(vt.VitreousError, match=message):
         score_unit(model, group, plan(model, **change))
 
 
@@ -279,15 +279,15 @@ def test_a_metric_may_aggregate_for_itself(table: vt.ScoreTable) -> None:
     np.testing.assert_allclose(table["ixg", "ratio"], parts[:, 0] / parts[:, 1])
     weights = np.concatenate(list(resamples(12, 200)))
 
-    def each(name: str) -> np.ndarray:
-        told = table.parts[name, "ratio"]
-        drawn = [np.repeat(np.arange(12), row.astype(int)) for row in weights]
-        return np.array([told[rows, 0].sum() / told[rows, 1].sum() for rows in drawn])
+    def item(name: str) -> np.ndarray:
+        report = table.parts[name, "ratio"]
+        sampled = [np.repeat(np.arange(12), row.astype(int)) for row in weights]
+        return np.array([report[rows, 0].sum() / report[rows, 1].sum() for rows in sampled])
 
-    low, high = table.interval("ixg", "ratio")
-    np.testing.assert_allclose([low, high], np.quantile(each("ixg"), [0.025, 0.975]))
+    low, upper = table.interval("ixg", "ratio")
+    np.testing.assert_allclose([low, upper], np.quantile(item("ixg"), [0.025, 0.975]))
     gap = table.difference("ixg", "generic", "ratio")
-    np.testing.assert_allclose([gap.low, gap.high], np.quantile(each("ixg") - each("generic"), [0.025, 0.975]))
+    np.testing.assert_allclose([gap.low, gap.high], np.quantile(item("ixg") - item("generic"), [0.025, 0.975]))
     assert gap.mean == pytest.approx(table.mean("ixg", "ratio") - table.mean("generic", "ratio"))
 
 
@@ -308,7 +308,7 @@ def test_tables_keep_the_curves(model: vt.VisionModel, x: Tensor, table: vt.Scor
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         (("ixg", "average_drop"), "average_drop is not read from a curve"),
         (("ixg", "insdel(steps=6)"), "name one of insertion, deletion"),
@@ -316,8 +316,8 @@ def test_tables_keep_the_curves(model: vt.VisionModel, x: Tensor, table: vt.Scor
         (("igx", "insertion(steps=6)"), "did you mean"),
     ],
 )
-def test_curves_that_are_not_there(table: vt.ScoreTable, cell: tuple[str, ...], said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_curves_that_are_not_there(table: vt.ScoreTable, cell: tuple[str, ...], message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         table.curve(*cell)
 
 
@@ -325,14 +325,14 @@ def test_a_table_can_be_read_again(table: vt.ScoreTable, model: vt.VisionModel, 
     metrics = ["insertion(steps=6)", "insdel(steps=6)", "token_deletion_accuracy"]
     broken = torch.randn(12, 4, 4)
     broken[3] = torch.nan
-    told = vt.evaluate(model, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, n_bootstrap=50)
-    path = told.save(tmp_path / "table.json")
+    report = vt.evaluate(model, x, {"ixg": "ixg", "bad": broken}, metrics, labels=LABELS, n_bootstrap=50)
+    path = report.save(tmp_path / "table.json")
     again = vt.ScoreTable.load(path)
-    assert str(again) == str(told)
-    assert again.to_json() == told.to_json() == json.loads(path.read_text())
-    assert again.difference("ixg", "random", "insdel(steps=6)") == told.difference("ixg", "random", "insdel(steps=6)")
+    assert str(again) == str(report)
+    assert again.to_json() == report.to_json() == json.loads(path.read_text())
+    assert again.difference("ixg", "random", "insdel(steps=6)") == report.difference("ixg", "random", "insdel(steps=6)")
     np.testing.assert_allclose(
-        again.curve("bad", "insertion(steps=6)").y, told.curve("bad", "insertion(steps=6)").y, rtol=1e-6
+        again.curve("bad", "insertion(steps=6)").y, report.curve("bad", "insertion(steps=6)").y, rtol=1e-6
     )
 
 
@@ -370,10 +370,10 @@ def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) 
     targets = [set_[0] for set_ in sets]
     probe = Probe()
     vt.evaluate(model, x, spec, [probe], target=targets, compare_classes=sets, controls=False, n_bootstrap=1)
-    found = probe.heard[0].maps("given")
+    result = probe.heard[0].maps("given")
     for place, (image, own) in enumerate(zip(x, sets, strict=True)):
         alone = vt.get_method(spec).attribute(model, image[None], target=own[0], compare_classes=own)
-        np.testing.assert_allclose(found[place], alone[0], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(result[place], alone[0], rtol=1e-3, atol=1e-6)
     shared = Probe()
     vt.evaluate(model, x, spec, [shared], target=0, compare_classes=[0, 1], controls=False, n_bootstrap=1)
     alone = vt.get_method(spec).attribute(model, x, target=0, compare_classes=[0, 1])
@@ -381,7 +381,7 @@ def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) 
 
 
 @pytest.mark.parametrize(
-    ("compare_classes", "said"),
+    ("compare_classes", "message"),
     [
         ([[0, 1]] * 11, "fewer sets of classes"),
         ([[0, 1]] * 13, "more sets of classes"),
@@ -390,8 +390,8 @@ def test_every_image_may_have_its_own_classes(model: vt.VisionModel, x: Tensor) 
         (3, "3"),
     ],
 )
-def test_bad_class_sets(model: vt.VisionModel, x: Tensor, compare_classes: Any, said: str) -> None:
-    with pytest.raises(vt.VitreousError, match=said):
+def test_bad_class_sets(model: vt.VisionModel, x: Tensor, compare_classes: Any, message: str) -> None:
+    with pytest.raises(vt.VitreousError, match=message):
         vt.evaluate(model, x, "var(ixg)", "average_drop", target=0, compare_classes=compare_classes, n_bootstrap=1)
 
 

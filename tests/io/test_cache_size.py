@@ -100,17 +100,17 @@ def test_processes_that_trim_and_read_at_once(fresh: Path) -> None:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     small = {**os.environ, "OMP_NUM_THREADS": "1", "VITREOUS_CACHE_SIZE": "0.00000001"}
     both = [subprocess.Popen(command, text=True, env=small, **pipes) for _ in range(2)]
-    told = [each.communicate("go\n") for each in both]
-    assert [each.returncode for each in both] == [0, 0], told
-    assert told[0][0] == told[1][0] != ""
+    report = [item.communicate("go\n") for item in both]
+    assert [item.returncode for item in both] == [0, 0], report
+    assert report[0][0] == report[1][0] != ""
     assert [*fresh.iterdir()] == []
 
 
-@pytest.mark.parametrize("given", ["much", "nan", "-1"])
-def test_a_size_that_is_none_is_told(fresh: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("provided", ["much", "nan", "-1"])
+def test_a_size_that_is_none_is_told(fresh: Path, provided: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh.mkdir(parents=True)
-    kept = entry(fresh, "0", age=10)
-    monkeypatch.setenv("VITREOUS_CACHE_SIZE", given)
-    with pytest.warns(vt.VitreousWarning, match=f"VITREOUS_CACHE_SIZE={given} is not a number of GiB"):
+    remaining = entry(fresh, "0", age=10)
+    monkeypatch.setenv("VITREOUS_CACHE_SIZE", provided)
+    with pytest.warns(vt.VitreousWarning, match=f"VITREOUS_CACHE_SIZE={provided} is not a number of GiB"):
         disk.trim_cache()
-    assert kept.exists()
+    assert remaining.exists()

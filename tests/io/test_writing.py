@@ -102,9 +102,9 @@ def test_nothing_is_replaced_unasked_and_all_of_it_when_asked(tmp_path: Path) ->
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_not_ours_is_never_removed(tmp_path: Path, overwrite: bool) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "thesis.tex").write_text("three years")
+    other_writer = tmp_path / "other_writer"
+    other_writer.mkdir()
+    (other_writer / "thesis.tex").write_text("three years")
     mixed = put(tmp_path / "mixed")
     (mixed / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("a file")
@@ -250,10 +250,10 @@ def _writes(node: ast.Call) -> bool:
 
 def test_only_disk_writes() -> None:
     """No other module opens a file for writing, or makes, moves or removes anything."""
-    found = [
+    result = [
         f"{path.name}:{node.lineno}"
         for path in sorted(Path(vitreous.__file__).parent.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if path.parent.name != "io" and isinstance(node, ast.Call) and _writes(node)
     ]
-    assert found == []
+    assert result == []

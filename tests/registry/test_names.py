@@ -60,14 +60,14 @@ def test_usual_ways_to_write_a_method(name: str, spec: str) -> None:
 
 
 def test_every_name_is_found_in_capitals_and_with_hyphens() -> None:
-    for noun, infos, made in (
+    for noun, infos, created in (
         ("method", vt.list_methods(), vt.get_method),
         ("metric", vt.list_metrics(), vt.get_metric),
     ):
         for info in infos:
             if noun == "metric" or not info.is_combinator:
                 written = info.name.upper().replace("_", "-")
-                assert made(written).info is info
+                assert created(written).info is info
 
 
 def test_no_two_names_sound_alike() -> None:
@@ -98,7 +98,7 @@ def imagenet() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("cat", r"; did you mean tabby, tiger cat, Persian cat, Siamese cat or Egyptian cat\?"),
         ("Cat ", r"; did you mean tabby, tiger cat, Persian cat, Siamese cat or Egyptian cat\?"),
@@ -109,6 +109,6 @@ def imagenet() -> list[str]:
         ("", r"''$"),
     ],
 )
-def test_a_word_of_class_names_is_answered_with_them(imagenet: list[str], word: str, said: str) -> None:
-    with pytest.raises(TargetError, match=said):
+def test_a_word_of_class_names_is_answered_with_them(imagenet: list[str], word: str, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
         find_label(word, imagenet, 1000)

@@ -25,7 +25,7 @@ def picture() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def found(client: Client) -> dict[str, Any]:
+def result(client: Client) -> dict[str, Any]:
     (message,) = client.tasks({**PAIR, "kind": "why", "method": "quick"})
     assert message["event"] == "result", message
     return message
@@ -36,22 +36,22 @@ def expected(picture: Image.Image) -> vt.Why:
     return vt.why(world(), picture)
 
 
-def test_it_is_the_page_of_why(found: dict[str, Any], expected: Any) -> None:
+def test_it_is_the_page_of_why(result: dict[str, Any], expected: Any) -> None:
     page = expected.page()
     for name in ("title", "lead", "tried_text", "trust_text", "settings"):
-        assert found[name] == getattr(page, name)
-    assert [(entry["label"], entry["probability"]) for entry in found["says"]] == [
+        assert result[name] == getattr(page, name)
+    assert [(entry["label"], entry["probability"]) for entry in result["says"]] == [
         (label, pytest.approx(chance, abs=1e-5)) for label, chance in page.says
     ]
-    assert found["trust"] == list(page.trust)
-    for message, tried in zip(found["tried"], page.tried, strict=True):
+    assert result["trust"] == list(page.trust)
+    for message, tried in zip(result["tried"], page.tried, strict=True):
         assert (message["words"], message["percent"], message["change"]) == (tried.caption, tried.chance, tried.change)
         assert np.array_equal(opened(message["picture"]), tried.picture)
 
 
-def test_its_maps_are_those_of_why(found: dict[str, Any], expected: Any) -> None:
-    assert np.allclose(decoded(found["map"]), expected.explanation.map, rtol=1e-4, atol=1e-6)
-    contrast, owners = found["contrast"], found["owners"]
+def test_its_maps_are_those_of_why(result: dict[str, Any], expected: Any) -> None:
+    assert np.allclose(decoded(result["map"]), expected.explanation.map, rtol=1e-4, atol=1e-6)
+    contrast, owners = result["contrast"], result["owners"]
     assert (contrast["rival"], contrast["index"]) == expected.runner_up[::-1]
     assert np.allclose(decoded(contrast["map"]), expected.contrast.map, rtol=1e-4, atol=1e-6)
     assert np.allclose(decoded(owners["distribution"]), expected.class_assignment.extras["distribution"], atol=1e-4)
