@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import vitreous as vt
-from vitreous.evaluation.evidence import MOST, Evidence, blurred, moved, on_pixels, strongest
+from vitreous.evaluation.evidence import MAX_CONTROLS, Evidence, blurred, moved, on_pixels, strongest
 from vitreous.html import printed
 from vitreous.tracing import probabilities
 from vitreous.tracing.prng import PRNGKey
@@ -116,12 +116,12 @@ def tried(
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
     own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in made.items()}
     first = next(iter(own.values()))
-    orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MOST)], dim=1)
+    orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MAX_CONTROLS)], dim=1)
     scattered = torch.zeros_like(orders, dtype=torch.bool).scatter_(2, orders[..., : int(first[0].sum())], True)
     gone: list[Tensor] = []
     for image in range(len(inputs)):
         row = torch.tensor([image])
-        masks = [scattered[image].view(MOST, *first[0].shape)]
+        masks = [scattered[image].view(MAX_CONTROLS, *first[0].shape)]
         for element in own.values():
             masks += [element[image][None], moved(element[image], draws.select(row))]
         both = torch.cat(masks)
@@ -132,10 +132,10 @@ def tried(
         now = float(chances[image, classes[image]])
         without, alone = result[:, 0].view(2, -1).tolist()
         same = (result[:, 1].view(2, -1)[1] > 0).tolist()
-        at = MOST
+        at = MAX_CONTROLS
         for name in own:
             count = len(moved(own[name][image], draws.select(torch.tensor([image]))))
-            spans = {"moved": slice(at + 1, at + 1 + count), "scattered": slice(MOST)}
+            spans = {"moved": slice(at + 1, at + 1 + count), "scattered": slice(MAX_CONTROLS)}
             for controls in CONTROLS:
                 others = tuple(without[spans[controls]]), tuple(alone[spans[controls]])
                 evidence = evidence_of(now, without[at], alone[at], others, same[at])

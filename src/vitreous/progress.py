@@ -38,14 +38,11 @@ def bar(title: str, console: Console | None = None, hidden: bool = False) -> Ite
 @contextmanager
 def track_progress(progress: Progress | bool | None, title: str) -> Iterator[Progress | None]:
     """Give the function to call on the way: the user's own, that of a bar, or none."""
-    if isinstance(progress, bool):
-        if progress:
-            with bar(title) as on_progress:
-                yield on_progress
-        else:
-            yield None
-    elif progress is None or callable(progress):
-        yield progress
+    if progress is True:
+        with bar(title) as on_progress:
+            yield on_progress
+    elif progress is None or progress is False or callable(progress):
+        yield progress or None
     else:
         raise VitreousError(f"progress={progress!r:.60} is neither True nor a function of done and total")
 

@@ -19,7 +19,6 @@ from vitreous.progress import Progress, ProgressCounter
 from vitreous.results import CheckResult, Explanation, Finding
 from vitreous.results.diagnostics import CHECK_VERDICTS
 from vitreous.tracing import Context, Target, probabilities
-from vitreous.tracing.prng import PRNGKey
 
 # The limits of the other tests than faithfulness: up to the first it is good, up to the second weak, beyond it bad. The
 # manual states them.
@@ -116,11 +115,9 @@ def _target_of(e: Explanation, model: VisionModel, target: int | None = None) ->
     request, index = e.request, e.target if target is None else target
     if index >= model.num_classes and model.num_classes > 1:
         raise TargetError(f"{model.name} has no class {index}: it is not the model of this explanation")
+    contrast, class_subset = list(request.contrast) or None, request.class_subset or None
     compare_classes = [request.compare_classes] if request.compare_classes else None
-    return Target.of(
-        model, 1, index, list(request.contrast) or None, request.requested_output, request.class_subset or None,
-        compare_classes,
-    )  # fmt: skip
+    return Target.of(model, 1, index, contrast, request.requested_output, class_subset, compare_classes)
 
 
 def run_checks(
@@ -173,25 +170,23 @@ class _Checks:
         if self.method.class_specific:
             if self.other_class is not None:
                 yield "runner-up", context.with_target(_target_of(e, context.model, self.other_class))
-            shuffled, target = context.model.permute_head(e.seed), context.target
-            yield "head", Context(
-                shuffled, context.inputs, target, context.seed,
-                memory_gb=context.memory_gb, on_progress=context.on_progress,
-            )  # fmt: skip
+            shuffled = context.model.permute_head(e.seed)
+            yield (
+                "head",
+                Context(
+                    shuffled, context.inputs, context.target, context.seed, None, context.memory_gb, context.on_progress
+                ),
+            )
 
     # -- the tests -------------------------------------------------------------------------------------
 
     def evidence(self) -> Evidence:
         """What the model says with the strongest patches blurred, with them alone, and with others."""
-        e, context = self.explanation, self.context
+        e = self.explanation
         assert e.target is not None
-        contrast, subset = e.request.contrast, e.request.class_subset
-        return measure(
-            context.model, context.inputs, e.image, self.map[0], e.target,
-            PRNGKey.of_images(e.seed, "check", context.inputs.cpu()),
-            compare_classes=sorted({e.target, *contrast}) if contrast else list(subset) or None,
-            class_subset=subset or None, memory_gb=context.memory_gb, on_progress=context.on_progress,
-        )  # fmt: skip
+        contrast, subset = e.request.contrast, e.request.class_subset or None
+        compare_classes = sorted({e.target, *contrast}) if contrast else subset
+        return measure(self.context, e.image, self.map[0], e.target, compare_classes, subset)
 
     def stability(self) -> tuple[Finding, str]:
         name, first = "stability", self.patches("first")

@@ -7,7 +7,7 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitreous.html import percent, printed
-from vitreous.models import VisionModel
 from vitreous.results import Finding
-from vitreous.tracing import probabilities
+from vitreous.tracing import Context, probabilities
 from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import PRNGKey
 
@@ -171,37 +170,33 @@ def replaced(image: Image.Image, other: Image.Image, mask: Tensor) -> Image.Imag
 
 
 def measure(
-    model: VisionModel,
-    inputs: Tensor,
+    context: Context,
     image: Image.Image,
     map: Tensor,
     target: int,
-    key: PRNGKey,
-    *,
     compare_classes: Sequence[int] | None = None,
     class_subset: Sequence[int] | None = None,
-    memory_gb: float | None = None,
-    on_progress: Callable[[int], None] | None = None,
 ) -> Evidence:
-    """Return what the model says about ``inputs`` ``[1, 3, H, W]`` and its ``image`` with patches blurred.
+    """Return what the model says about the one input of a context and its ``image`` with patches blurred.
 
     The probability of ``target`` is that among ``compare_classes``, the prediction one of ``class_subset``; of all
     classes where there are none. Cost: 43 forwards.
     """
+    model, inputs = context.model, context.inputs
     mask = strongest(map)
-    others = moved(mask, key)
+    others = moved(mask, PRNGKey.of_images(context.seed, "check", inputs.cpu()))
     removed = torch.cat([torch.zeros_like(mask)[None], mask[None], ~mask[None], others, ~others])
     blur, clean = model.cast(model.preprocess.to_tensor(blurred(image))[None]), model.cast(inputs)
 
     def run(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         pixels = on_pixels(removed[start:stop], clean.shape[-2:])[:, None].to(clean.device)
         logits = model.logits(torch.where(pixels, blur, clean))
-        if on_progress is not None:
-            on_progress(stop - start)
+        if context.on_progress is not None:
+            context.on_progress(stop - start)
         top, classes = probabilities(logits, class_subset).max(dim=1)
         return probabilities(logits, compare_classes)[:, target].cpu(), classes.cpu(), top.cpu()
 
-    batches = InnerBatch(inner_batch(model, clean, memory_gb)).run(run, len(removed))
+    batches = InnerBatch(inner_batch(model, clean, context.memory_gb)).run(run, len(removed))
     own, classes, top = (torch.cat(column).tolist() for column in zip(*batches, strict=True))
     split = 3 + len(others)
     return Evidence(

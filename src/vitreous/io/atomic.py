@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -212,11 +211,7 @@ def draft_path(target: Path) -> Path:
 
 def find_drafts(target: Path) -> list[Path]:
     """Return what writers of this target are at work on, or have left."""
-    pattern = re.compile(rf"\.vitreous-{_key(target)}-[0-9a-f]{{8}}")
-    try:
-        return [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]
-    except OSError:
-        return []
+    return list(target.parent.glob(f".vitreous-{_key(target)}-{'[0-9a-f]' * 8}"))
 
 
 # -- writing ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What methods and metrics are called: names, aliases, presets, specs, defaults and citations."""
 
-from vitreous.registry.citations import PAPERS, Paper, credit, find_papers
+from vitreous.registry.citations import Paper, credit, find_papers
 from vitreous.registry.registry import (
     Parameter,
     Registry,
@@ -13,7 +13,6 @@ from vitreous.registry.registry import (
 from vitreous.registry.spec import format_value, parse_spec
 
 __all__ = [
-    "PAPERS",
     "Paper",
     "Parameter",
     "Registry",
