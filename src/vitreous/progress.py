@@ -48,15 +48,19 @@ def track_progress(progress: Progress | bool | None, title: str) -> Iterator[Pro
 
 
 class ProgressCounter:
-    """Adds up inputs or states that were run, and calls a progress function with their sum and their total number."""
+    """Adds up inputs or states that were run, and calls a progress function with their sum and their total number.
 
-    def __init__(self, progress: Progress | None, total: int | None) -> None:
+    ``is_estimate`` says that there may be more of them than this total: what goes beyond it is not reported.
+    """
+
+    def __init__(self, progress: Progress | None, total: int | None, is_estimate: bool = False) -> None:
         self.progress, self.total, self.done = progress, total, 0
+        self.limit = total if is_estimate and total is not None else float("inf")
 
     def __call__(self, count: int) -> None:
         self.done += count
         if self.progress is not None and count:
-            self.progress(self.done if self.total is None else min(self.done, self.total), self.total)
+            self.progress(min(self.done, self.limit), self.total)
 
 
 def duration_in_words(seconds: float) -> str:

@@ -127,7 +127,7 @@ def run_checks(
     if progress is not None:
         total = _FORWARDS + _ATTRIBUTIONS * method.num_forwards(context.model)
         context = context.with_target(context.requested_target)
-        context.on_progress = ProgressCounter(progress, max(1, round(total)))
+        context.on_progress = ProgressCounter(progress, max(1, round(total)), is_estimate=True)
     checks = _Checks(explanation, method, context)
     checks.refuse_other_model()
     if not bool((checks.map != checks.map.flatten()[0]).any()):
