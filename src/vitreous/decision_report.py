@@ -23,7 +23,7 @@ from vitreous.errors import VitreousError
 from vitreous.evaluation.checks import run_checks
 from vitreous.evaluation.evidence import CLEAR, blurred, replaced, strongest
 from vitreous.evaluation.plan import warn_ignored
-from vitreous.html import Legend, Panel, Tried, WhyPage, percent, printed, render
+from vitreous.html import Legend, Panel, Tried, WhyPage, as_sentence, percent, printed, render
 from vitreous.methods import Method, compute_attributions, get_method, resolve_method, to_grid
 from vitreous.models import VisionModel, wrap
 from vitreous.registry import check_memory
@@ -140,7 +140,7 @@ class Why:
             tried=self._test_images(),
             tried_text=self._test_text() if self.numbers else "",
             others=self._panels(),
-            trust_text=_as_sentence(self.check_result.sentence),
+            trust_text=as_sentence(self.check_result.sentence),
             trust=[trust(test) for test in self.check_result.tests if test.verdict != "-"],
             command=self.command,
             settings=self._settings(),
@@ -414,7 +414,7 @@ def build(
         raise VitreousError(
             "why shows pictures, and this tensor holds what no picture of 8 bits can; give the photograph"
         )
-    runner_up = _runner_up(class_probabilities, target)
+    runner_up = next(iter(_most_probable(class_probabilities, other_than=target)), None)
     contrast = class_assignment = None
     if runner_up is not None and e.class_specific:
         contrast = explain(contrast=runner_up)
@@ -446,19 +446,15 @@ def assemble(
         (index, model.label(index), measured.get(index, float(class_probabilities[index])))
         for index in _most_probable(class_probabilities)[:_MAX_CLASSES]
     )
-    index = _runner_up(class_probabilities, target)
+    index = next(iter(_most_probable(class_probabilities, other_than=target)), None)
     runner_up = None if index is None else (index, model.label(index))
     return Why(e, classes, runner_up, contrast, class_assignment, without, alone, check_result, command)
 
 
-def _most_probable(class_probabilities: Tensor) -> list[int]:
-    order: list[int] = class_probabilities.argsort(descending=True, stable=True).tolist()
-    return order
-
-
-def _runner_up(class_probabilities: Tensor, target: int) -> int | None:
-    """Return the most probable other class."""
-    return next((index for index in _most_probable(class_probabilities) if index != target), None)
+def _most_probable(class_probabilities: Tensor, other_than: int | None = None) -> list[int]:
+    """Return the classes, the most probable one first."""
+    order = class_probabilities.argsort(descending=True, stable=True).tolist()
+    return [index for index in order if index != other_than]
 
 
 def class_assignment_method(model: VisionModel) -> str:
@@ -468,11 +464,7 @@ def class_assignment_method(model: VisionModel) -> str:
 
 def trust(finding: Finding) -> dict[str, str]:
     """Return a finding as it stands on a page."""
-    return {"word": finding.word, "verdict": finding.verdict, "sentence": _as_sentence(finding.sentence)}
-
-
-def _as_sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    return {"word": finding.word, "verdict": finding.verdict, "sentence": as_sentence(finding.sentence)}
 
 
 def _blurred_image(

@@ -45,6 +45,11 @@ def printed(probability: float) -> float:
     return round(share, 0 if share >= 10 else 1 if share >= 1 else 2) if share >= 0.01 else 0.0
 
 
+def as_sentence(text: str) -> str:
+    """Return a text with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def number(value: float, digits: int = 3) -> str:
     """Return a number with a true minus, or a dash where there is none."""
     return "–" if math.isnan(value) else f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")
