@@ -102,7 +102,7 @@ def test_nothing_is_replaced_unasked_and_all_of_it_when_asked(tmp_path: Path) ->
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_what_is_not_ours_is_never_removed(tmp_path: Path, overwrite: bool) -> None:
-    other_writer = tmp_path / "other_writer"
+    other_writer = tmp_path / "theirs"
     other_writer.mkdir()
     (other_writer / "thesis.tex").write_text("three years")
     mixed = put(tmp_path / "mixed")
