@@ -37,22 +37,22 @@ def imports(text: str, parent: str) -> Iterator[tuple[int, str]]:
     ``parent`` is the dotted name of the package that the module is in.
     """
     for node in ast.walk(ast.parse(text)):
-        found: list[str] = []
+        actual: list[str] = []
         if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
+            actual = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = parent.split(".")[: len(parent.split(".")) - node.level + 1] if node.level else []
             home = ".".join([*base, *([node.module] if node.module else [])])
-            found = [_home(alias.name) for alias in node.names] if home == "vitreous" else [home]
+            actual = [_home(alias.name) for alias in node.names] if home == "vitreous" else [home]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
-            found = [node.value.partition(":")[0]]
+            actual = [node.value.partition(":")[0]]
         elif isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
             start = str(node.values[0].value)
-            found = [start + "anything"] if start.startswith("vitreous.") and " " not in start else []
-        said = not isinstance(node, ast.Import | ast.ImportFrom)  # a string may also name a group of entry points
-        for name in found:
+            actual = [start + "anything"] if start.startswith("vitreous.") and " " not in start else []
+        message = not isinstance(node, ast.Import | ast.ImportFrom)  # a string may also name a group of entry points
+        for name in actual:
             package = name.split(".")[1] if name.startswith("vitreous.") else ""
-            if package and not (said and package not in PACKAGES):
+            if package and not (message and package not in PACKAGES):
                 yield node.lineno, package
 
 
@@ -132,9 +132,9 @@ def test_the_manual_lists_these_packages(root: Path) -> None:
     """The table of packages in the manual: the same ones in the same order, lowest first."""
     text = (root / "docs" / "architecture.md").read_text()
     table = text[text.index("## Packages") : text.index("## Five ideas")]
-    drawn = [re.findall(r"`(\w+)/?`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    picture = [re.findall(r"`(\w+)/?`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
     place = {package: number for number, layer in enumerate(layers(root)) for package in layer if package in PACKAGES}
-    packages = [package for row in drawn for package in row]
+    packages = [package for row in picture for package in row]
     assert sorted(packages) == sorted(place)
     assert [place[package] for package in packages] == sorted(place.values())
 

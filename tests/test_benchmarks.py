@@ -65,22 +65,22 @@ def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     from timm.models.vision_transformer import Block
 
     model, images = vt.wrap(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    how = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
+    options = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
     seen: list[int] = []
-    whole = Block.forward
+    full = Block.forward
 
     def counting(self: Any, x: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         seen.append(len(x))
-        return whole(self, x, *rest, **more)
+        return full(self, x, *rest, **more)
 
     run: list[int] = []
     monkeypatch.setattr(Block, "forward", counting)
-    explain(model, images[:1], how, 4)  # the first time, the view is held against the model
+    explain(model, images[:1], options, 4)  # the first time, the view is held against the model
     seen.clear()
-    explain(model, images, how, 4, run.append)
+    explain(model, images, options, 4, run.append)
     ours, naked = sum(seen), Naked(model)
     seen.clear()
-    BARE[name].work(Job(naked, images, how, 4, sum(run)))
+    BARE[name].work(Job(naked, images, options, 4, sum(run)))
     assert sum(seen) == ours
     assert all(block.attn.fused_attn for block in naked.view.module.blocks)
 
@@ -105,9 +105,9 @@ def test_the_table_is_sorted_by_the_mean_rank_and_yardsticks_are_last() -> None:
 
     one = {"a": row(0.1), "b": row(0.3), "c": row(0.2, 100), "random": row(0.9)}
     two = {"a": row(0.1), "b": row(0.2), "c": row(0.3, 100), "random": row(0.9), "d": row(0.0)}
-    found = {"deit": {"groups": {"x": {"rows": one}}}, "dinov2": {"groups": {"x": {"rows": two}}}}
-    assert list(faithful.ranked(found))[-2:] == ["d", "random"]
-    assert list(faithful.ranked(found))[2] == "a"
-    text = faithful.markdown(json.loads(json.dumps(found)))
+    actual = {"deit": {"groups": {"x": {"rows": one}}}, "dinov2": {"groups": {"x": {"rows": two}}}}
+    assert list(faithful.ranked(actual))[-2:] == ["d", "random"]
+    assert list(faithful.ranked(actual))[2] == "a"
+    text = faithful.markdown(json.loads(json.dumps(actual)))
     assert "| `c`, 100 images | 1 F | 0.200 [0.100, 0.300] |" in text
     assert "| `d` | 1 F | refused |" in text

@@ -29,7 +29,7 @@ def requirements(root: Path, python: str) -> list[Requirement]:
     project = read_project(root)
     lines = [*project["dependencies"], *(line for extra in EXTRAS for line in project["optional-dependencies"][extra])]
     every = [Requirement(line) for line in lines if not line.startswith("vitreous")]
-    return [each for each in every if each.marker is None or each.marker.evaluate({"python_version": python})]
+    return [item for item in every if item.marker is None or item.marker.evaluate({"python_version": python})]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -50,7 +50,7 @@ def test_every_dependency_has_a_lower_bound_to_try(root: Path) -> None:
     extras = ("hf", "plot", "bench", "ray", "web")
     lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
     for requirement in map(Requirement, lines):
-        operators = {each.operator for each in requirement.specifier}
+        operators = {item.operator for item in requirement.specifier}
         assert operators == {">="}, f"{requirement}: one lower bound, no upper one"
 
 

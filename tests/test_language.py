@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = frozenset(
     """
     across aim among against asking ask_layers asks at_once bare beside betray because birds careful carry chances
-    course desk drawn each flowing foreign fork found gathered given heeded high how hows hows_of judged judges kept
+    course desk drawn each flowing foreign fork found gathered given heeded how hows hows_of judged judges kept
     known listening looked_at looking made maker own_value piece plain proven read_layers rest rivals said seen_as
     shelf shelves shown sight some spelled spelling spelt substrate telling_part theirs tick told trying twin typed
     understood unsure whole wide wire witness_of yardstick yardsticks

@@ -27,8 +27,8 @@ def share(e, box):
 
 
 def test_cat_and_dog_get_different_maps(model, shared):
-    found = vt.compare(model, shared / "photos/catdog.jpg", METHODS, target=["tabby", "boxer"])
-    for cat, dog in zip(*found.rows, strict=True):
+    comparison = vt.compare(model, shared / "photos/catdog.jpg", METHODS, target=["tabby", "boxer"])
+    for cat, dog in zip(*comparison.rows, strict=True):
         assert (cat.map - dog.map).abs().max() > 0.1 * cat.map.abs().max(), cat.method
 
 
@@ -47,10 +47,10 @@ def test_var_keeps_what_is_the_animals_own(model, shared, base):
     """Against the other animal, more of the positive mass lies on the one asked for than without a rival."""
     photo = shared / "photos/catdog.jpg"
     for target, rival, box in (("tabby", "boxer", CAT), ("boxer", "tabby", DOG)):
-        plain = vt.explain(model, photo, base, target=target)
+        explanation = vt.explain(model, photo, base, target=target)
         compare_classes = vt.explain(model, photo, f"var({base}, classes={rival})", target=target)
         assert compare_classes.names == (target, rival)
-        assert share(compare_classes, box) > share(plain, box)
+        assert share(compare_classes, box) > share(explanation, box)
 
 
 def test_the_model_is_as_good_as_it_should_be(model, shared):

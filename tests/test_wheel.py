@@ -101,10 +101,10 @@ def test_contents(wheel: Path, root: Path) -> None:
 
 def test_installed(environment: Path, tmp_path: Path) -> None:
     python = scripts(environment) / "python"
-    found = run(python, "-c", "import vitreous; print(vitreous.__file__)", cwd=tmp_path).strip()
-    assert Path(found).resolve().is_relative_to(environment.resolve())
+    actual = run(python, "-c", "import vitreous; print(vitreous.__file__)", cwd=tmp_path).strip()
+    assert Path(actual).resolve().is_relative_to(environment.resolve())
 
-    (info,) = Path(found).parents[1].glob("vitreous-*.dist-info")
+    (info,) = Path(actual).parents[1].glob("vitreous-*.dist-info")
     version = PathDistribution(info).version
     assert version in run(scripts(environment) / "vitreous", "--version", cwd=tmp_path)
     assert "explain" in run(python, "-m", "vitreous", "--help", cwd=tmp_path)

@@ -50,11 +50,11 @@ def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def explaining(model: vt.VisionModel, methods: Any, count: int = 2, modes: Any = ("given",), **more: Any) -> Any:
-    hows = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
+    specs = {name: vt.get_method(name) for name in methods} if isinstance(methods, list) else methods
     samples = list(read_samples(images(model, count), model, [1] * count))
     config = with_batch_sizes(EvaluationConfig(**more), model, (32, 32))
-    how = EvaluationPlan(hows, {"gini": vt.get_metric("gini")}, image_shape_of(model, (32, 32)), config, True)
-    return explained(model, samples, how, modes)
+    options = EvaluationPlan(specs, {"gini": vt.get_metric("gini")}, image_shape_of(model, (32, 32)), config, True)
+    return explained(model, samples, options, modes)
 
 
 def test_passes_are_counted_with_those_who_read_them(model: vt.VisionModel, forwards: list[int]) -> None:
@@ -72,18 +72,18 @@ def test_passes_are_counted_with_those_who_read_them(model: vt.VisionModel, forw
 
 @pytest.mark.parametrize("name", ["raw_attention", "ixg", "smooth(ixg, samples=3)"])
 def test_alone_a_method_has_all_for_itself(model: vt.VisionModel, forwards: list[int], name: str) -> None:
-    (found,) = explaining(model, [name]).costs.values()
-    assert found.shared == 0
-    assert found.own == (6 if name.startswith("smooth") else 2)
+    (actual,) = explaining(model, [name]).costs.values()
+    assert actual.shared == 0
+    assert actual.own == (6 if name.startswith("smooth") else 2)
 
 
 def test_every_explained_class_counts(model: vt.VisionModel, forwards: list[int]) -> None:
     """The true class is explained too where it is not the predicted one: more maps, and their passes."""
-    found = explaining(model, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
-    other = int((found.classes["given"] != found.classes["label"]).sum())
+    actual = explaining(model, ["ixg", "generic", "raw_attention"], 4, ("given", "label"))
+    other = int((actual.classes["given"] != actual.classes["label"]).sum())
     assert other > 0
-    assert found.costs["ixg"] == Cost(0, 4 + other, 4 + other)
-    assert found.costs["raw_attention"] == Cost(0, 4, 4), "which knows no class"
+    assert actual.costs["ixg"] == Cost(0, 4 + other, 4 + other)
+    assert actual.costs["raw_attention"] == Cost(0, 4, 4), "which knows no class"
 
 
 def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> None:
@@ -96,27 +96,27 @@ def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> No
         "ixg": vt.get_method("ixg"),
         "generic": vt.get_method("generic"),
     }
-    found = explaining(model, methods).costs
-    assert found["theirs"] == Cost(4, 0, 2)
-    assert found["ixg"] == Cost(0, 2, 2)
+    actual = explaining(model, methods).costs
+    assert actual["theirs"] == Cost(4, 0, 2)
+    assert actual["ixg"] == Cost(0, 2, 2)
 
 
 def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards: list[int]) -> None:
     """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
     explaining(model, SPELLINGS)  # the view is verified on its first inputs
     before = forwards[0]
-    found = explaining(model, SPELLINGS)
+    actual = explaining(model, SPELLINGS)
     taken = forwards[0] - before
     x = images(model, 2)
-    target = Target(classes=found.classes["given"].cpu())
+    target = Target(classes=actual.classes["given"].cpu())
     before = forwards[0]
     names = sorted(SPELLINGS)
-    context = Context(model, x, target, batch=found.config.attribution_batch)
+    context = Context(model, x, target, batch=actual.config.attribution_batch)
     alone = compute_attributions(context, [vt.get_method(name) for name in names])
-    looking = 2  # to know the predicted class
-    assert taken == forwards[0] - before + looking
-    for name, each in zip(names, alone, strict=True):
-        assert torch.equal(found.maps[name].values, each.map), name
+    request = 2  # to know the predicted class
+    assert taken == forwards[0] - before + request
+    for name, item in zip(names, alone, strict=True):
+        assert torch.equal(actual.maps[name].values, item.map), name
 
 
 # -- from units to the report ------------------------------------------------------------------------------------------
@@ -124,10 +124,10 @@ def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards:
 
 def test_units_record_what_each_method_took(tmp_path: Path) -> None:
     store = ran(tiny(images=2), tmp_path / "run")
-    (said,) = [store.info(unit.id) for unit in store.plans()[0].units if not unit.is_scoring]
-    assert [each.keys() for each in said["costs"]] == [{"own", "shared", "maps"}] * 2
-    assert all(each["maps"] == 2 and each["own"] > 0 for each in said["costs"])
-    assert sum(each["own"] for each in said["costs"]) + said["costs"][0]["shared"] <= said["seconds"]
+    (text,) = [store.info(unit.id) for unit in store.plans()[0].units if not unit.is_scoring]
+    assert [element.keys() for element in text["costs"]] == [{"own", "shared", "maps"}] * 2
+    assert all(entry["maps"] == 2 and entry["own"] > 0 for entry in text["costs"])
+    assert sum(item["own"] for item in text["costs"]) + text["costs"][0]["shared"] <= text["seconds"]
 
 
 def cost_section(store: Store) -> str:
@@ -144,11 +144,11 @@ def test_costs_are_added_up_and_shown(tmp_path: Path) -> None:
     mapped(store, both, {"generic": Cost(0.25, 1.0, 2), "ours": Cost(0.0, 1.0, 2)})
     mapped(store, third, {"generic": Cost(0.5, 3.0, 1), "random": Cost(0.003, 0.0, 1)})
     judged(store, unit)
-    (found,) = collect(store)
-    assert found.costs == {"generic": Cost(0.75, 4.0, 3), "ours": Cost(0.0, 1.0, 2), "random": Cost(0.003, 0.0, 1)}
+    (actual,) = collect(store)
+    assert actual.costs == {"generic": Cost(0.75, 4.0, 3), "ours": Cost(0.0, 1.0, 2), "random": Cost(0.003, 0.0, 1)}
     rows = re.findall(r"<tr.*?</tr>", cost_section(store), re.S)[1:]
-    shown = [re.findall(r"<td[^>]*>(.*?)</td>", row)[2:4] for row in rows]
-    assert shown == [["1.6 s", "250 ms"], ["500 ms", "0.0 ms"], ["3.0 ms", "3.0 ms"]]
+    output = [re.findall(r"<td[^>]*>(.*?)</td>", row)[2:4] for row in rows]
+    assert output == [["1.6 s", "250 ms"], ["500 ms", "0.0 ms"], ["3.0 ms", "3.0 ms"]]
 
 
 def test_units_that_do_not_tell_show_no_time(tmp_path: Path) -> None:
@@ -157,6 +157,6 @@ def test_units_that_do_not_tell_show_no_time(tmp_path: Path) -> None:
     planned(store, [maps, unit])
     mapped(store, maps)
     judged(store, unit)
-    (found,) = collect(store)
-    assert found.costs == {}
+    (actual,) = collect(store)
+    assert actual.costs == {}
     assert "time per map" not in cost_section(store)

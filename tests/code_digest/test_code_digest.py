@@ -51,9 +51,9 @@ remembered = functools.lru_cache(explain)
 
 @pytest.fixture
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIns]:
-    made = PlugIns(tmp_path / "code", monkeypatch)
-    yield made
-    made.forget()
+    result = PlugIns(tmp_path / "code", monkeypatch)
+    yield result
+    result.forget()
 
 
 def in_package(plug_ins: PlugIns) -> None:
@@ -197,7 +197,7 @@ def test_attributes_of_a_class_in_a_notebook_count() -> None:
 
 def unknowable() -> list[Callable[..., Any]]:
     lock, numbers = threading.Lock(), iter(range(3))
-    return [lambda x: lock, partial(print, (each for each in [1])), partial(print, threading.local()), lambda: numbers]
+    return [lambda x: lock, partial(print, (item for item in [1])), partial(print, threading.local()), lambda: numbers]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -209,7 +209,7 @@ def test_what_cannot_be_known_is_said_and_equals_nothing(number: int) -> None:
     assert is_unknown(one)
     assert is_unknown(other)
     assert one != other
-    assert all("cannot be known" in str(each.message) and each.category is VitreousWarning for each in caught)
+    assert all("cannot be known" in str(item.message) and item.category is VitreousWarning for item in caught)
 
 
 def test_a_file_that_changes_after_its_import_is_neither_the_old_nor_the_new_code(plug_ins: PlugIns) -> None:

@@ -89,10 +89,10 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_one_clear_line(case: str) -> None:
-    inputs_given, told = WRONG[case]
+    inputs_given, message = WRONG[case]
     with pytest.raises(ModelError) as caught:
         vt.wrap(FAMILIES["vit"](), class_names=inputs_given)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(

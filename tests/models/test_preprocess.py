@@ -69,9 +69,9 @@ def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
 def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolation: str) -> None:
     for size in INPUTS:
         for crop in (0.875, 0.9, 1.0):
-            how = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
+            preprocess = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
             for photo in (photograph(*item) for item in SIZES):
-                assert np.array_equal(np.asarray(how.resize_and_crop(photo)[0]), slowly(how, photo)), (
+                assert np.array_equal(np.asarray(preprocess.resize_and_crop(photo)[0]), slowly(preprocess, photo)), (
                     size,
                     crop,
                     photo.size,
@@ -87,7 +87,7 @@ def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolati
 def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tuple[int, int]) -> None:
     """The installed timm's own transform, whatever it does to an input that is not square."""
     asked = config(input_size=(3, *size), crop_mode=mode, crop_pct=crop)
-    transform, how = create_transform(**asked, is_training=False), as_preprocess(asked)
+    transform, preprocess = create_transform(**asked, is_training=False), as_preprocess(asked)
     for width, height in SIZES:
         if (
             mode == "border"
@@ -95,11 +95,11 @@ def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tu
         ):
             continue  # so thin that timm itself would resize it to nothing
         photo = photograph(width, height)
-        tensor, seen, box = how.inputs(photo)
+        tensor, seen, box = preprocess.inputs(photo)
         assert tensor.equal(transform(photo)), (width, height)
-        assert how.to_tensor(seen).equal(tensor)
+        assert preprocess.to_tensor(seen).equal(tensor)
         assert seen.size == (size[1], size[0])
-        assert box == how.resize_and_crop(photo)[1]
+        assert box == preprocess.resize_and_crop(photo)[1]
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -118,9 +118,9 @@ def test_a_views_preprocess_is_its_models(name: str, size: Any) -> None:
     model = timm.create_model(name, img_size=size, embed_dim=24, num_heads=3, depth=1, num_classes=5)
     sides = (size, size) if isinstance(size, int) else size
     transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, *sides)}, is_training=False)
-    how = vt.wrap(model).preprocess
+    preprocess = vt.wrap(model).preprocess
     for photo in (photograph(*item) for item in SIZES):
-        assert how.inputs(photo)[0].equal(transform(photo))
+        assert preprocess.inputs(photo)[0].equal(transform(photo))
 
 
 def test_a_networks_preprocess_is_its_models() -> None:
@@ -138,10 +138,10 @@ def test_a_filter_that_a_library_takes_instead_is_named() -> None:
     """timm before 1.0.21 made rectangular crops with a bilinear filter, whichever was asked for."""
     asked = Preprocess(size=(40, 56), mean=(0.5,) * 3, std=(0.5,) * 3, crop=1.0)
     steps = [ResizeKeepRatio((40, 56), interpolation="bilinear"), transforms.CenterCrop((40, 56))]
-    theirs = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
-    how = match(theirs, asked)
-    assert how == replace(asked, interpolation="bilinear")
-    assert how.inputs(photograph(97, 61))[0].equal(theirs(photograph(97, 61)))
+    reference = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    preprocess = match(reference, asked)
+    assert preprocess == replace(asked, interpolation="bilinear")
+    assert preprocess.inputs(photograph(97, 61))[0].equal(reference(photograph(97, 61)))
 
 
 def rounded(photo: Image.Image, long: Callable[[float], int], left: Callable[[float], int]) -> torch.Tensor:
@@ -161,10 +161,10 @@ def half_up(value: float) -> int:
 def test_rounding_of_another_kind_is_noticed(long: Callable[[float], int], left: Callable[[float], int]) -> None:
     """Most pictures do not show it: a side cut at a fraction of a pixel, half a pixel beside the crop."""
     data = Preprocess(size=(56, 56), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.875)
-    how = match(partial(rounded, long=long, left=left), data)
-    assert (how == data) == (long is int and left is round)
+    preprocess = match(partial(rounded, long=long, left=left), data)
+    assert (preprocess == data) == (long is int and left is round)
     for size in ((61, 47), (47, 61), (53, 52)):
-        assert how.inputs(photograph(*size))[0].equal(rounded(photograph(*size), long, left))
+        assert preprocess.inputs(photograph(*size))[0].equal(rounded(photograph(*size), long, left))
 
 
 def shifted(photo: Image.Image, by: int) -> torch.Tensor:
@@ -178,14 +178,14 @@ def shifted(photo: Image.Image, by: int) -> torch.Tensor:
 def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None:
     """The pixels are those of the transform, and so is their place: not those of data that should have described it."""
     asked = Preprocess(size=(40, 40), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.8)
-    how = match(partial(shifted, by=by), asked)
-    assert (how == asked) == (by == 0)
-    assert isinstance(how, Transform) == (by != 0)
-    assert how.mode == mode
+    preprocess = match(partial(shifted, by=by), asked)
+    assert (preprocess == asked) == (by == 0)
+    assert isinstance(preprocess, Transform) == (by != 0)
+    assert preprocess.mode == mode
     for width, height in ((100, 70), (333, 500)):
-        tensor, seen, box = how.inputs(photograph(width, height))
+        tensor, seen, box = preprocess.inputs(photograph(width, height))
         assert tensor.equal(shifted(photograph(width, height), by))
-        assert how.to_tensor(seen).equal(tensor)
+        assert preprocess.to_tensor(seen).equal(tensor)
         left, top, right, bottom = asked.region(width, height)
         step = (right - left) / 40
         assert box == pytest.approx((left + by * step, top, right + by * step, bottom), abs=0.1 * step)
@@ -223,8 +223,8 @@ def test_a_marker_lies_where_the_box_says(
     block, left, top = 60, round(place[0] * width), round(place[1] * height)
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[top : top + block, left : left + block] = 255
-    how = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
-    seen, (x0, y0, x1, y1) = how.resize_and_crop(Image.fromarray(pixels))
+    preprocess = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
+    seen, (x0, y0, x1, y1) = preprocess.resize_and_crop(Image.fromarray(pixels))
     light = np.asarray(seen, np.float64)[..., 0] / 255
     columns, down = (x1 - x0) / size[1], (y1 - y0) / size[0]
     x = x0 + columns * np.average(np.arange(size[1]) + 0.5, weights=light.sum(axis=0))
@@ -267,9 +267,9 @@ BENT: dict[str, Callable[[Image.Image], Image.Image]] = {
 @pytest.mark.parametrize("change", BENT)
 def test_what_is_no_plain_crop_has_no_place(change: str) -> None:
     """Rather no place than a wrong one."""
-    how = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
-    assert how.region(200, 150) is None
-    assert how.resize_and_crop(photograph(200, 150))[1] == (0, 0, 200, 150)
+    preprocess = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
+    assert preprocess.region(200, 150) is None
+    assert preprocess.resize_and_crop(photograph(200, 150))[1] == (0, 0, 200, 150)
 
 
 @pytest.mark.parametrize("colours", ["grey", "swapped", "dim", "coarse"])
@@ -285,14 +285,14 @@ def test_colours_do_not_move_a_crop(colours: str) -> None:
 
 
 def test_a_photograph_too_small_to_measure_has_no_place() -> None:
-    how = Transform(lambda photo: transforms.functional.to_tensor(photo.resize((48, 40))))
-    assert how.region(5, 300) is None
-    assert how.inputs(photograph(1, 1))[2] is None
+    preprocess = Transform(lambda photo: transforms.functional.to_tensor(photo.resize((48, 40))))
+    assert preprocess.region(5, 300) is None
+    assert preprocess.inputs(photograph(1, 1))[2] is None
 
 
 def test_border_fills_with_the_mean_colour() -> None:
-    how = Preprocess(size=(50, 50), crop=1.0, mode="border", mean=(0.2, 0.4, 0.6))
-    seen, _ = how.resize_and_crop(Image.new("RGB", (100, 40), "white"))
+    preprocess = Preprocess(size=(50, 50), crop=1.0, mode="border", mean=(0.2, 0.4, 0.6))
+    seen, _ = preprocess.resize_and_crop(Image.new("RGB", (100, 40), "white"))
     assert seen.getpixel((25, 2)) == (51, 102, 153)
     assert seen.getpixel((25, 25)) == (255, 255, 255)
 
@@ -301,17 +301,17 @@ def test_border_fills_with_the_mean_colour() -> None:
 
 
 def test_a_tensor_gives_its_picture_again() -> None:
-    how = Preprocess(size=(48, 40))
-    seen, _ = how.resize_and_crop(photograph(90, 70))
-    assert how.to_image(how.to_tensor(seen)).tobytes() == seen.tobytes()
-    far = how.to_image(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
+    preprocess = Preprocess(size=(48, 40))
+    seen, _ = preprocess.resize_and_crop(photograph(90, 70))
+    assert preprocess.to_image(preprocess.to_tensor(seen)).tobytes() == seen.tobytes()
+    far = preprocess.to_image(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
     assert far.getpixel((0, 0)) == (0, round(0.456 * 255), 255)
 
 
 def test_other_modes_are_brought_to_rgb() -> None:
-    how, grey = Preprocess(size=(8, 8)), photograph(20, 20).convert("L")
-    assert how.resize_and_crop(grey)[0].tobytes() == how.resize_and_crop(grey.convert("RGB"))[0].tobytes()
-    assert how.to_tensor(grey.resize((8, 8))).shape == (3, 8, 8)
+    preprocess, grey = Preprocess(size=(8, 8)), photograph(20, 20).convert("L")
+    assert preprocess.resize_and_crop(grey)[0].tobytes() == preprocess.resize_and_crop(grey.convert("RGB"))[0].tobytes()
+    assert preprocess.to_tensor(grey.resize((8, 8))).shape == (3, 8, 8)
 
 
 def test_refusals() -> None:

@@ -204,8 +204,8 @@ def test_a_failure_on_one_photograph_names_it() -> None:
 
 def test_load_takes_it_too() -> None:
     options = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
-    given = {"input_size": (3, 32, 32), "crop_pct": 1.0}
-    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=given, **options)
+    settings = {"input_size": (3, 32, 32), "crop_pct": 1.0}
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=settings, **options)
     assert (model.preprocess.size, model.preprocess.crop) == ((32, 32), 1.0)
 
 

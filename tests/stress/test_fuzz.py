@@ -59,12 +59,12 @@ def _files() -> list[bytes]:
         (colours, "BMP", {}),
         (grey, "PPM", {}),
     ]
-    made = []
+    result = []
     for image, kind, options in forms:
         held = io.BytesIO()
         image.save(held, kind, **options)
-        made.append(held.getvalue())
-    return made
+        result.append(held.getvalue())
+    return result
 
 
 WHOLE = _files()
@@ -200,17 +200,17 @@ FLAGS = ["--json", "--quiet", "-q", "--overwrite", "--resume", "--original", "--
 def lines(draw: st.DrawFn) -> list[str]:
     """A command with some options; mostly one that fails before a model is built, sometimes one that runs."""
     command = draw(st.sampled_from(["explain"] * 4 + ["compare"] * 2 + ["methods", "models", "cite", "", "explian"]))
-    whole = [command]
+    full = [command]
     if command in ("methods", "models", "cite"):
-        return [*whole, *draw(st.lists(WORDS | SPELLINGS, max_size=2)), *draw(st.sampled_from([[], ["--json"]]))]
+        return [*full, *draw(st.lists(WORDS | SPELLINGS, max_size=2)), *draw(st.sampled_from([[], ["--json"]]))]
     works = draw(st.integers(0, 9)) == 0  # one in ten has a model that can be built
-    whole += draw(st.lists(PATHS if not works else st.sampled_from(["a.png", "b.png", "more"]), max_size=3))
-    whole += MODEL if works else ["--model", draw(MODELS | WORDS)]
+    full += draw(st.lists(PATHS if not works else st.sampled_from(["a.png", "b.png", "more"]), max_size=3))
+    full += MODEL if works else ["--model", draw(MODELS | WORDS)]
     for name in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=4, unique=True)):
         if not (works and name == "--model"):
-            whole += [name, draw(VALUES[name])]
-    whole += draw(st.lists(st.sampled_from(FLAGS), max_size=2, unique=True))
-    return whole
+            full += [name, draw(VALUES[name])]
+    full += draw(st.lists(st.sampled_from(FLAGS), max_size=2, unique=True))
+    return full
 
 
 @pytest.fixture(scope="module")
@@ -239,11 +239,11 @@ def run_cleanly(arguments: list[str], here: Path) -> None:
     assert content(here) >= before, "a file of the user is gone"
     assert not any("partial" in str(path) for path in here.rglob("*partial*"))
     if done.code == 2:
-        assert not {each for each in new if each.name not in WITH_LAYERS | {"original.png"}}
-    for each in {each.parent for each in new if each.name in FILES}:
-        assert {file.name for file in each.iterdir()} >= FILES, "a folder is half-written"
-    for each in new:
-        each.unlink()
+        assert not {item for item in new if item.name not in WITH_LAYERS | {"original.png"}}
+    for element in {entry.parent for entry in new if entry.name in FILES}:
+        assert {file.name for file in element.iterdir()} >= FILES, "a folder is half-written"
+    for element in new:
+        element.unlink()
     for path in sorted(here.rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):
             shutil.rmtree(path)

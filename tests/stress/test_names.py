@@ -73,12 +73,12 @@ def test_a_long_name_does_not_stop_a_folder(here: Path) -> None:
 
 
 def test_two_pictures_of_one_stem_are_two_results_whenever_they_come(here: Path) -> None:
-    given = (*MODEL, "--method", "ixg", "--out", "out", "--resume")
-    assert run("explain", "a.png", *given).code == 0
-    done = run("explain", "a.png", "a.bmp", *given)
+    value = (*MODEL, "--method", "ixg", "--out", "out", "--resume")
+    assert run("explain", "a.png", *value).code == 0
+    done = run("explain", "a.png", "a.bmp", *value)
     assert "1 left out" in done.out
     assert explained() == {"a.png", "a.bmp"}
-    assert "2 left out" in run("explain", "a.bmp", "a.png", *given).out
+    assert "2 left out" in run("explain", "a.bmp", "a.png", *value).out
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------
@@ -162,21 +162,21 @@ def test_too_few_pictures_do_not_replace_good_statistics(here: Path) -> None:
 
 
 def test_a_table_is_printed_even_if_it_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ("evaluate", MODEL[1], "more", *MODEL[2:], "--method", "ixg", "--metric", "deletion(steps=2)")
-    assert run(*given, "--out", "missing/t.json").code == 0
+    value = ("evaluate", MODEL[1], "more", *MODEL[2:], "--method", "ixg", "--metric", "deletion(steps=2)")
+    assert run(*value, "--out", "missing/t.json").code == 0
     before = Path("missing/t.json").read_bytes()
-    refused = run(*given, "--out", "missing/t.json")
+    refused = run(*value, "--out", "missing/t.json")
     assert (refused.code, refused.out, "is there already" in refused.err) == (2, "", True)
-    refused = run(*given, "--out", "a.png/t.json")
+    refused = run(*value, "--out", "a.png/t.json")
     assert (refused.code, refused.out) == (2, "")
 
     def full(*_: object, **__: object) -> None:
         raise vt.VitreousError("could not write t.json: No space left on device")
 
     monkeypatch.setattr("vitreous.io.write_file", full)
-    told = run(*given, "--out", "t.json")
-    assert told.code == 2
-    assert "deletion" in told.out
+    result = run(*value, "--out", "t.json")
+    assert result.code == 2
+    assert "deletion" in result.out
     assert Path("missing/t.json").read_bytes() == before
 
 

@@ -33,15 +33,15 @@ def long(method: str) -> Any:
     return pytest.param(method, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("how", [(), pytest.param(("without-exchange",), marks=pytest.mark.slow)])
-def test_two_writers_leave_one_whole_result(how: tuple[str, ...], tmp_path: Path) -> None:
-    assert "read" in script("writers.py", tmp_path, 40, *how)
+@pytest.mark.parametrize("options", [(), pytest.param(("without-exchange",), marks=pytest.mark.slow)])
+def test_two_writers_leave_one_whole_result(options: tuple[str, ...], tmp_path: Path) -> None:
+    assert "read" in script("writers.py", tmp_path, 40, *options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(), ("without-exchange",)])
-def test_two_writers_three_hundred_times(how: tuple[str, ...], tmp_path: Path) -> None:
-    assert "read" in script("writers.py", tmp_path, 300, *how)
+@pytest.mark.parametrize("options", [(), ("without-exchange",)])
+def test_two_writers_three_hundred_times(options: tuple[str, ...], tmp_path: Path) -> None:
+    assert "read" in script("writers.py", tmp_path, 300, *options)
 
 
 def test_a_second_writer_gets_a_clear_line(tmp_path: Path) -> None:

@@ -87,29 +87,29 @@ def test_memory_does_not_grow_with_the_job(spec: str, batch: int, most: float) -
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     ["ixg", "generic", "decompx", "saliency", "gradcam", "fullgrad", "vtranm", "legrad", "lrp", "transatt", "attnlrp"],
 )
-def test_a_pass_is_forgotten_without_the_garbage_collector(how: str) -> None:
+def test_a_pass_is_forgotten_without_the_garbage_collector(options: str) -> None:
     """Circles of references would keep the tensors of every pass until Python happens to look for them."""
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 2)
-    vt.get_method(how).attribute(vision_model, x, 1)
-    made: list[weakref.ref[Recorder]] = []
+    vt.get_method(options).attribute(vision_model, x, 1)
+    result: list[weakref.ref[Recorder]] = []
     begin = Recorder.__init__
 
     def noted(self: Recorder, *arguments: Any) -> None:
         begin(self, *arguments)
-        made.append(weakref.ref(self))
+        result.append(weakref.ref(self))
 
     gc.collect()
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Recorder, "__init__", noted)
-            vt.get_method(how).attribute(vision_model, x, 1)
-        assert made
-        assert [each for each in made if each() is not None] == []
+            vt.get_method(options).attribute(vision_model, x, 1)
+        assert result
+        assert [item for item in result if item() is not None] == []
     finally:
         gc.enable()
 
@@ -119,9 +119,9 @@ def test_var_in_parts_is_var(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FAMILIES["vit"]().double()
     x = images(model, 5)
     for spec in ("var(generic, classes='top:2')", "var(saliency, classes='0,1,2')"):
-        whole, extras = vt.get_method(spec).attribute(model, x, extras=True)
+        full, extras = vt.get_method(spec).attribute(model, x, extras=True)
         cut, parts = vt.get_method(spec).attribute(model, x, extras=True, memory_gb=1e-6)
-        torch.testing.assert_close(cut, whole)
+        torch.testing.assert_close(cut, full)
         assert extras.keys() == parts.keys()
         for name, value in extras.items():
             torch.testing.assert_close(parts[name], value)
@@ -129,11 +129,11 @@ def test_var_in_parts_is_var(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_smooth_in_parts_has_the_mean_and_deviation_of_all_copies() -> None:
     model = FAMILIES["vit"]().double()
-    x, how = images(model, 2), vt.get_method("smooth(ixg, samples=7)")
-    whole, extras = how.attribute(model, x, 1, extras=True)
+    x, options = images(model, 2), vt.get_method("smooth(ixg, samples=7)")
+    full, extras = options.attribute(model, x, 1, extras=True)
     for size in (1, 2, 6):
-        cut, parts = how.attribute(model, x, 1, extras=True, batch_size=size)
-        torch.testing.assert_close(cut, whole)
+        cut, parts = options.attribute(model, x, 1, extras=True, batch_size=size)
+        torch.testing.assert_close(cut, full)
         torch.testing.assert_close(parts["deviation"], extras["deviation"])
 
 
@@ -143,11 +143,11 @@ def test_a_photograph_in_bands_is_the_photograph(monkeypatch: pytest.MonkeyPatch
     for values in (rng.normal(size=(7, 9)), rng.random((200, 150)), np.where(rng.random((5, 4)) < 0.3, np.nan, 1.5)):
         scale = show.Scale.of([values], 99.0)
         box = (10.3, -4.0, 120.6, 90.2)
-        whole = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
+        full = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
         with monkeypatch.context() as patched:
             patched.setattr(sys.modules["vitreous.viz.overlays"], "_BAND", 131 * 10)
             cut = np.asarray(show.overlay(photo, values, scale)), np.asarray(show.on_photo(photo, values, box, scale))
-        for one, other in zip(whole, cut, strict=True):
+        for one, other in zip(full, cut, strict=True):
             assert np.abs(one.astype(int) - other.astype(int)).max() <= 1
 
 
@@ -169,8 +169,8 @@ def test_every_way_to_say_out_of_memory_is_understood(words: str) -> None:
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
 def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
     for option in ("--class-names", "--labels"):
-        told = run("evaluate", MODEL[1], "a.png", *MODEL[2:], option, "/dev/zero")
-        assert (told.code, "not a regular file" in told.err) == (2, True)
+        result = run("evaluate", MODEL[1], "a.png", *MODEL[2:], option, "/dev/zero")
+        assert (result.code, "not a regular file" in result.err) == (2, True)
     assert run("explain", "a.png", *MODEL, "--labels", "/dev/zero").code == 2
 
 
@@ -202,9 +202,9 @@ def test_the_doctor_never_raises(make: Any) -> None:
         patient = make()
     except RuntimeError:
         patient = object.__new__(Broken)
-    found = vt.diagnose(patient)
-    assert not found.healthy
-    assert "\n" not in found.checks[0].sentence
+    diagnosis = vt.diagnose(patient)
+    assert not diagnosis.healthy
+    assert "\n" not in diagnosis.checks[0].sentence
 
 
 def test_the_doctor_never_raises_on_a_half_made_model() -> None:
@@ -218,9 +218,9 @@ def test_the_doctor_never_raises_on_a_half_made_model() -> None:
 
 
 def lines(ask: Any, match: str) -> None:
-    with pytest.raises(VitreousError, match=match) as told:
+    with pytest.raises(VitreousError, match=match) as error:
         ask()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_numbers_that_are_too_large() -> None:
@@ -240,10 +240,10 @@ def test_numbers_that_are_too_large() -> None:
 def test_odd_targets_on_the_command_line(here: Path) -> None:
     for command in (("explain", "a.png", *MODEL, "--method", "ixg"), ("evaluate", MODEL[1], "a.png", *MODEL[2:])):
         for target in ("²", "٣", "9" * 5000):
-            told = run(*command, "--target", target)
-            assert told.code == 2
-            assert told.err.count("\n") == 1
-            assert "Traceback" not in told.err
+            result = run(*command, "--target", target)
+            assert result.code == 2
+            assert result.err.count("\n") == 1
+            assert "Traceback" not in result.err
     assert run("explain", "a.png", *MODEL, "--method", "random", "--seed", 2**70).code == 2
 
 
@@ -258,42 +258,42 @@ def test_a_model_made_in_inference_mode_is_explained() -> None:
     with torch.inference_mode():
         model = VisionTransformer(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2, num_classes=5).eval()
     x = torch.randn(2, 3, 32, 32)
-    for how in ("ixg", "generic", "skipplus(decompx)", "coiba(steps=3)", "tis(masks=8)"):
-        assert torch.isfinite(vt.get_method(how).attribute(model, x, 1)).all()
+    for options in ("ixg", "generic", "skipplus(decompx)", "coiba(steps=3)", "tis(masks=8)"):
+        assert torch.isfinite(vt.get_method(options).attribute(model, x, 1)).all()
 
 
 def test_statistics_of_a_wrong_shape_are_refused(tmp_path: Path) -> None:
     model = FAMILIES["vit"]()
     vision_model, x = vt.wrap(model), images(model, 12)
-    made = vt.collect_activation_stats(vision_model, x)
+    result = vt.collect_activation_stats(vision_model, x)
     from dataclasses import replace
 
     for cut in (lambda m: m[:, :5], lambda m: m[:3]):
         moments = {
-            key: type(moment)(cut(moment.mean), cut(moment.square), moment.n) for key, moment in made.moments.items()
+            key: type(moment)(cut(moment.mean), cut(moment.square), moment.n) for key, moment in result.moments.items()
         }
-        how = vt.get_method("coiba(steps=3)")
-        bad = replace(how, stats=replace(made, moments=moments))
+        options = vt.get_method("coiba(steps=3)")
+        bad = replace(options, stats=replace(result, moments=moments))
         lines(lambda bad=bad: bad.attribute(vision_model, x[:1]), "do not fit tokens of shape")
     nothing = {
-        key: type(moment)(moment.mean * float("nan"), moment.square, moment.n) for key, moment in made.moments.items()
+        key: type(moment)(moment.mean * float("nan"), moment.square, moment.n) for key, moment in result.moments.items()
     }
-    path = replace(made, moments=nothing).save(tmp_path / "s.safetensors")
+    path = replace(result, moments=nothing).save(tmp_path / "s.safetensors")
     lines(lambda: vt.ActivationStats.load(path), "holds no statistics that can be read")
 
 
 def test_a_world_of_a_thousand_million_scenes(here: Path) -> None:
     for command in ("render", "show"):
-        told = run("world", command, "--n", "1000000000", "--out", "x.png")
-        assert (told.code, told.err.count("\n")) == (2, 1)
-        assert "1000000000" in told.err
+        result = run("world", command, "--n", "1000000000", "--out", "x.png")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "1000000000" in result.err
 
 
 def test_deep_spellings_are_read_at_once() -> None:
-    spelled = "ixg"
+    spec = "ixg"
     for _ in range(19):
-        spelled = f"consensus({spelled}, generic)"
-    method = vt.get_method(spelled)
+        spec = f"consensus({spec}, generic)"
+    method = vt.get_method(spec)
     assert method.outputs("logit") == ("logit",)
     assert len(method.components()) == 39
     assert len(method.fingerprint) == 32
@@ -325,14 +325,14 @@ def test_control_characters_do_not_reach_the_terminal(here: Path) -> None:
     torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=2).module.state_dict(), "w.pth")
     Path("names.json").write_text('["cat\\u001b[2J", "dog\\nfish\\u0007"]')
     labels = ("--checkpoint", "w.pth", "--num-classes", "2", "--labels", "names.json")
-    for told in (
+    for message in (
         run("explain", evil, *MODEL, *labels, "--method", "ixg", "--check", "--out", "out"),
         run("compare", evil, *MODEL, *labels, "--method", "ixg", "--tile", "48"),
         run("explain", evil, *MODEL, "--target", "\x1b[2J"),
         run("explain", "missing\x1b[2J\n.png", *MODEL),
     ):
-        assert not {"\x1b", "\x07", "\r"} & set(told.out + told.err)
-        assert told.err.count("\n") <= 1
+        assert not {"\x1b", "\x07", "\r"} & set(message.out + message.err)
+        assert message.err.count("\n") <= 1
 
 
 def test_only_formats_that_we_mean_are_read(tmp_path: Path) -> None:

@@ -97,18 +97,25 @@ def test_a_block_used_six_times_is_six_blocks() -> None:
     for block in apart.blocks:
         block.load_state_dict(shared.blocks[0].state_dict())
     x = images(shared, 2)
-    for how in ("coiba(steps=5)", "iba(steps=4)", "iba_star(steps=4)", "ablationcam", "skipplus(decompx)", "vtranm"):
-        one, other = (vt.get_method(how).attribute(model, x, target=1) for model in (shared, apart))
+    for options in (
+        "coiba(steps=5)",
+        "iba(steps=4)",
+        "iba_star(steps=4)",
+        "ablationcam",
+        "skipplus(decompx)",
+        "vtranm",
+    ):
+        one, other = (vt.get_method(options).attribute(model, x, target=1) for model in (shared, apart))
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 # -- randomness --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["smooth(ixg, samples=5)", "coiba(steps=3, stats=noise)", "random", "tis(masks=8)"])
-def test_noise_depends_on_no_neighbour_and_no_cut(how: str) -> None:
+@pytest.mark.parametrize("options", ["smooth(ixg, samples=5)", "coiba(steps=3, stats=noise)", "random", "tis(masks=8)"])
+def test_noise_depends_on_no_neighbour_and_no_cut(options: str) -> None:
     model = _build(img_size=27, patch_size=9).double()  # 3 x 27 x 27 is no multiple of 16
-    x, method = images(model, 3), vt.get_method(how)
+    x, method = images(model, 3), vt.get_method(options)
     together = method.attribute(model, x, target=1)
     torch.testing.assert_close(method.attribute(model, x[1:2], target=1)[0], together[1], rtol=1e-6, atol=1e-8)
     for size in (1, 2, 4):
@@ -116,18 +123,18 @@ def test_noise_depends_on_no_neighbour_and_no_cut(how: str) -> None:
         torch.testing.assert_close(cut, together, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("how", ["smooth(ixg, samples=3)", "coiba(steps=3)", "random", "tis(masks=8)", "centre"])
-def test_noise_depends_on_no_default_dtype(how: str) -> None:
+@pytest.mark.parametrize("options", ["smooth(ixg, samples=3)", "coiba(steps=3)", "random", "tis(masks=8)", "centre"])
+def test_noise_depends_on_no_default_dtype(options: str) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 2)
-    expected = vt.get_method(how).attribute(model, x, target=1)
+    expected = vt.get_method(options).attribute(model, x, target=1)
     torch.set_default_dtype(torch.float64)
     try:
-        found = vt.get_method(how).attribute(model, x, target=1)
+        maps = vt.get_method(options).attribute(model, x, target=1)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert maps.dtype == expected.dtype
+    torch.testing.assert_close(maps, expected, rtol=1e-5, atol=1e-6)
 
 
 # -- names, words, classes ---------------------------------------------------------------------------------------------
@@ -140,11 +147,11 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
     maps = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(0))
     for place, map_ in enumerate(maps):
         np.save(tmp_path / f"input-{place}.npy", map_.numpy())
-    whole = vt.evaluate(model, x, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
+    table = vt.evaluate(model, x, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
     for source in ([x[:2], x[2:4], x[4:]], list(x), iter([x[:3], x[3:]]), [(x[:2], [0, 1]), (x[2:], [1, 2, 3])]):
-        found = vt.evaluate(model, source, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
-        assert found.images == whole.images == tuple(f"input-{place}" for place in range(5))
-        np.testing.assert_allclose(found["maps", "deletion(steps=4)"], whole["maps", "deletion(steps=4)"], atol=1e-6)
+        actual = vt.evaluate(model, source, {"maps": tmp_path}, "deletion(steps=4)", controls=False)
+        assert actual.images == table.images == tuple(f"input-{place}" for place in range(5))
+        np.testing.assert_allclose(actual["maps", "deletion(steps=4)"], table["maps", "deletion(steps=4)"], atol=1e-6)
     photos = [Image.new("RGB", (40, 40), (i, i, i)) for i in range(3)]
     assert [e.name for e in vt.explain(model, photos, "rollout")] == ["image-0", "image-1", "image-2"]
     mixed = [np.zeros((2, 40, 40, 3), np.uint8), photos[0], x[0]]
@@ -155,14 +162,14 @@ def test_pictures_without_names_are_counted_through_the_whole_source(tmp_path: P
 def test_a_value_that_is_none_is_refused_everywhere(value: Any) -> None:
     model = FAMILIES["vit"]()
     x = images(model, 1)
-    asks = [lambda: vt.get_method("ixg").attribute(model, x, output=value), lambda: Target(output=value)]
+    records = [lambda: vt.get_method("ixg").attribute(model, x, output=value), lambda: Target(output=value)]
     if value is not None:  # which is the default of these
-        asks += [
+        records += [
             lambda: vt.explain(model, x, "ixg", output=value),
             lambda: vt.compare(model, x[0], "ixg", output=value),
         ]
-        asks += [lambda: vt.evaluate(model, x, "ixg", "deletion", output=value)]
-    for ask in asks:
+        records += [lambda: vt.evaluate(model, x, "ixg", "deletion", output=value)]
+    for ask in records:
         with pytest.raises(vt.VitreousError, match="is not one of logit, prob, logprob"):
             ask()
 
@@ -198,19 +205,19 @@ def test_a_number_means_the_same_in_every_command(here: Path) -> None:
     """A class called "1" is the class of that name, in explain and in score."""
     torch.save(vt.load(MODEL[1], pretrained=False, img_size=32, num_classes=3).module.state_dict(), "w.pth")
     Path("names.json").write_text(json.dumps(["0", "2", "1"]))
-    given = (*MODEL[2:], "--checkpoint", "w.pth", "--num-classes", "3")
-    told = run("explain", "a.png", *MODEL[:2], *given, "--class-names", "names.json", "--target", "1",
+    value = (*MODEL[2:], "--checkpoint", "w.pth", "--num-classes", "3")
+    result = run("explain", "a.png", *MODEL[:2], *value, "--class-names", "names.json", "--target", "1",
                "--method", "ixg", "--json")  # fmt: skip
-    assert json.loads(told.out)["explanations"][0]["target"] == 2
-    scored = run("evaluate", MODEL[1], "a.png", *given, "--class-names", "names.json", "--target", "1", "--method",
+    assert json.loads(result.out)["explanations"][0]["target"] == 2
+    scored = run("evaluate", MODEL[1], "a.png", *value, "--class-names", "names.json", "--target", "1", "--method",
                  "ixg", "--metric", "deletion(steps=2)", "--json")  # fmt: skip
     assert json.loads(scored.out)["plan"]["target"] == "1"
     model = vt.load(
         MODEL[1], pretrained=False, img_size=32, num_classes=3, checkpoint="w.pth", class_names=["0", "2", "1"]
     )
     expected = vt.evaluate(model, "a.png", "ixg", "deletion(steps=2)", target=2)
-    found = json.loads(scored.out)["methods"][0]["scores"]["deletion(steps=2)"]["mean"]
-    assert found == pytest.approx(expected.mean("ixg", "deletion(steps=2)"), abs=1e-6)
+    actual = json.loads(scored.out)["methods"][0]["scores"]["deletion(steps=2)"]["mean"]
+    assert actual == pytest.approx(expected.mean("ixg", "deletion(steps=2)"), abs=1e-6)
 
 
 # -- precision, numbers ------------------------------------------------------------------------------------------------
@@ -227,13 +234,13 @@ def test_a_surrounding_autocast_changes_nothing() -> None:
         checked = vt.check(e, vision_model, inputs=x[0]).to_json()
         return [vision_model.logits(x), vision_model.logits(x, keep=torch.tensor([[0, 3], [1, 2]])), scores, checked]
 
-    plain = everything()
+    base = everything()
     with torch.autocast("cpu", torch.float16):
         inside = everything()
     assert inside[0].dtype == inside[1].dtype == torch.float32
-    assert torch.equal(plain[0], inside[0])
-    assert torch.equal(plain[1], inside[1])
-    assert plain[2:] == inside[2:]
+    assert torch.equal(base[0], inside[0])
+    assert torch.equal(base[1], inside[1])
+    assert base[2:] == inside[2:]
 
 
 @pytest.mark.parametrize("place", ["head", "block"])
@@ -242,9 +249,9 @@ def test_logits_that_are_no_numbers_are_refused(place: str, tmp_path: Path) -> N
     with torch.no_grad():
         (model.head if place == "head" else model.blocks[1].mlp.fc1).weight[0, 0] = float("nan")
     x = images(model, 1)
-    for how in ("rollout", "raw_attention", "ixg", "random", "centre", "coiba", "tis"):
+    for options in ("rollout", "raw_attention", "ixg", "random", "centre", "coiba", "tis"):
         with pytest.raises(vt.VitreousError, match="logits that are not finite"):
-            vt.explain(model, x, how)
+            vt.explain(model, x, options)
     with pytest.raises(vt.VitreousError, match="logits that are not finite"):
         vt.evaluate(model, x, "centre", "deletion(steps=2)")
 

@@ -30,12 +30,14 @@ def coco(root: Path, view_sized: tuple[int, int] = SIZE) -> None:
         (8, 7, {"segmentation": [[0, 0, 20, 0, 20, 20, 0, 20]], "area": 400, "bbox": [0, 0, 20, 20]}),
         (8, 9, {"segmentation": [[0, 0, 20, 0, 20, 20, 0, 20]], "area": 400, "bbox": [0, 0, 20, 20]}),
     ]
-    told = {
+    message = {
         "images": [{"id": n, "file_name": f"{n:012d}.jpg", "width": width, "height": height} for n in (8, 3)],
-        "annotations": [{"image_id": image, "category_id": kind, "iscrowd": 0, **rest} for image, kind, rest in things],
+        "annotations": [
+            {"image_id": image, "category_id": kind, "iscrowd": 0, **others} for image, kind, others in things
+        ],
         "categories": [
             {"id": n, "name": name} for n, name in ((1, "cat"), (2, "zebra"), (7, "giraffe"), (9, "banana"))
         ],
     }
     (root / "annotations").mkdir()
-    (root / "annotations" / "instances_val2017.json").write_text(json.dumps(told))
+    (root / "annotations" / "instances_val2017.json").write_text(json.dumps(message))

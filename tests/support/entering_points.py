@@ -19,5 +19,9 @@ def entering(model: nn.Module, spec: str, x: Tensor) -> tuple[Tensor, Tensor, di
     """All inputs that a method runs, its map and extras."""
     seen: list[Tensor] = []
     with model.patch_embed.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone())):
-        found, extras = vt.get_method(spec).attribute(model, x, TARGET, extras=True)
-    return torch.cat([each for each in seen if not all(any(torch.equal(e, i) for i in x) for e in each)]), found, extras
+        actual, extras = vt.get_method(spec).attribute(model, x, TARGET, extras=True)
+    return (
+        torch.cat([item for item in seen if not all(any(torch.equal(e, i) for i in x) for e in item)]),
+        actual,
+        extras,
+    )

@@ -146,10 +146,10 @@ class Save(Scenario):
     def check(self) -> None:
         if not self.overwrite and not self.place.exists():
             return
-        found = vt.Explanation.load(self.place)
-        which = self.new if found.name == self.new.name else self.old
-        assert found.map.equal(which.map)
-        assert found.extras["layers"].equal(which.extras["layers"])
+        stored = vt.Explanation.load(self.place)
+        which = self.new if stored.name == self.new.name else self.old
+        assert stored.map.equal(which.map)
+        assert stored.extras["layers"].equal(which.extras["layers"])
         assert which is self.new or self.overwrite
 
     def finished(self) -> None:
@@ -205,8 +205,8 @@ class Explain(Command):
             assert vt.Explanation.load(manifest.parent).method == "rollout"
 
     def finished(self) -> None:
-        found = [vt.Explanation.load(path.parent).name for path in self.ours.glob("*/*/*/manifest.json")]
-        assert sorted(found) == [f"{number}.png" for number in range(4)]
+        actual = [vt.Explanation.load(path.parent).name for path in self.ours.glob("*/*/*/manifest.json")]
+        assert sorted(actual) == [f"{number}.png" for number in range(4)]
         assert not list(self.ours.rglob(".vitreous*"))
 
 
@@ -218,8 +218,8 @@ class Stats(Command):
             assert vt.ActivationStats.load(path).source == "images"
 
     def finished(self) -> None:
-        found = vt.ActivationStats.load(self.ours / "s.safetensors")
-        assert found.count == found.num_seen == 4
+        model = vt.ActivationStats.load(self.ours / "s.safetensors")
+        assert model.count == model.num_seen == 4
         assert sorted(os.listdir(self.ours)) == ["mine.txt", "s.safetensors"]
 
 
@@ -338,17 +338,17 @@ def at_random(scenario: Scenario, count: int) -> None:
     scenario.prepare()
     began = time.monotonic()
     assert ended(forked(scenario.work)) == 0
-    length, told = time.monotonic() - began, {}
+    length, message = time.monotonic() - began, {}
     for _ in range(count):
         scenario.prepare()
         child = forked(scenario.work)
         time.sleep(draw.uniform(0, 1.1 * length))
-        how = draw.choice([signal.SIGKILL, signal.SIGINT])
-        os.kill(child, how)
+        options = draw.choice([signal.SIGKILL, signal.SIGINT])
+        os.kill(child, options)
         code = ended(child)
-        told[code] = told.get(code, 0) + 1
+        message[code] = message.get(code, 0) + 1
         survives(scenario)
-    sys.stdout.write(f"{count} signals, exit codes {told}\n")
+    sys.stdout.write(f"{count} signals, exit codes {message}\n")
 
 
 if __name__ == "__main__":

@@ -63,9 +63,11 @@ def write_folder(root: Path) -> Path:
         picture(scene, root / f"test/{name}.png")
         part_map(scene, root / f"test_part_map/{name}.png")
         for mask in range(31):
-            birds = [part for bit, part in enumerate(LAYOUT.parts) if mask >> bit & 1]
-            kept = "body_" + "_".join(sorted(birds))
-            picture(scene.only(*(BIRD[part] for part in birds)), root / f"test_interventions/{name}/{kept}.png")
+            funnybirds = [part for bit, part in enumerate(LAYOUT.parts) if mask >> bit & 1]
+            remaining = "body_" + "_".join(sorted(funnybirds))
+            picture(
+                scene.only(*(BIRD[part] for part in funnybirds)), root / f"test_interventions/{name}/{remaining}.png"
+            )
         for k in range(len(scene.objects)):
             path = root / f"test_interventions/{name}/background_interventions/{k}.png"
             picture(scene.without_object(k), path)

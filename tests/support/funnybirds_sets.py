@@ -12,7 +12,7 @@ P = 5  # parts
 
 
 def subsets(of: Any) -> list[set[int]]:
-    return [set(some) for size in range(len(of) + 1) for some in combinations(of, size)]
+    return [set(combination) for size in range(len(of) + 1) for combination in combinations(of, size)]
 
 
 def smallest(label: int) -> list[set[int]]:
@@ -20,5 +20,5 @@ def smallest(label: int) -> list[set[int]]:
         rows = [k for k in range(48) if all(TABLE[k, p] == TABLE[label, p] for p in some)]
         return rows == [label]
 
-    enough = [some for some in subsets(range(P)) if only_mine(some)]
-    return [some for some in enough if not any(other < some for other in enough)]
+    enough = [selection for selection in subsets(range(P)) if only_mine(selection)]
+    return [subset for subset in enough if not any(other < subset for other in enough)]

@@ -45,21 +45,21 @@ def imagenet_s(root: Path, kinds: list[int], several: bool = False) -> None:
 
 def segments(write: Any) -> tuple[list[Any], list[Any]]:
     rng = np.random.default_rng(0)
-    shown = [rng.integers(0, 255, (SIZE[1], SIZE[0], 3), dtype=np.uint8) for _ in range(2)]
+    output = [rng.integers(0, 255, (SIZE[1], SIZE[0], 3), dtype=np.uint8) for _ in range(2)]
     masks = [(rng.random((SIZE[1], SIZE[0])) > 0.5).astype(np.uint8) for _ in range(2)]
-    write(shown, masks, ["n01440764_12", "n00000001_3"])
-    return shown, masks
+    write(output, masks, ["n01440764_12", "n00000001_3"])
+    return output, masks
 
 
 def write_segments(path: Path, *parts: Any) -> None:
     import h5py  # type: ignore[import-not-found]
 
     with h5py.File(path, "w") as file:
-        told = as_table(*parts)
-        for name in sorted(told, key=lambda name: ("/" in name, name[0] == "c")):
-            value = told[name]
+        message = as_table(*parts)
+        for name in sorted(message, key=lambda name: ("/" in name, name[0] == "c")):
+            value = message[name]
             if value.dtype == object:
-                cells = np.array([[file[each].ref] for each in value[:, 0]], h5py.ref_dtype)
+                cells = np.array([[file[item].ref] for item in value[:, 0]], h5py.ref_dtype)
                 file.create_dataset(name, data=cells, dtype=h5py.ref_dtype)
             else:
                 file[name] = value

@@ -81,11 +81,11 @@ class PlugIns:
         importlib.invalidate_caches()
         own = {
             name
-            for name, each in list(sys.modules.items())
-            if str(getattr(each, "__file__", None) or "").startswith(str(self.folder))
+            for name, item in list(sys.modules.items())
+            if str(getattr(item, "__file__", None) or "").startswith(str(self.folder))
         }
         for name in own:
             del sys.modules[name]
-        for shelf in (methods.REGISTRY, metrics.REGISTRY):
-            for name in [name for name, info in shelf.by_name.items() if info.factory.__module__ in own]:
-                del shelf.by_name[name]
+        for registry in (methods.REGISTRY, metrics.REGISTRY):
+            for name in [name for name, info in registry.by_name.items() if info.factory.__module__ in own]:
+                del registry.by_name[name]

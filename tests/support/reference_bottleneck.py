@@ -30,20 +30,20 @@ def noise(image: Tensor, purpose: str, layers: int, steps: int, shape: tuple[int
     draws = PRNGKey.of_images(seed, purpose, image[None])
 
     def replicas(step: int, layer: int) -> Tensor:
-        return torch.cat([draws.at(step, layer).at(each).normal(*shape[1:]) for each in range(shape[0])]).double()
+        return torch.cat([draws.at(step, layer).at(item).normal(*shape[1:]) for item in range(shape[0])]).double()
 
     return [[replicas(step, layer) for layer in range(layers)] for step in range(steps)]
 
 
 def seen(model: nn.Module, modules: list[nn.Module], inputs: Tensor) -> list[Tensor]:
     """What these modules gave in a plain forward."""
-    kept: list[Tensor] = []
-    handles = [module.register_forward_hook(lambda m, a, out: kept.append(out)) for module in modules]
+    remaining: list[Tensor] = []
+    handles = [module.register_forward_hook(lambda m, a, out: remaining.append(out)) for module in modules]
     with torch.no_grad():
         model(inputs)
     for handle in handles:
         handle.remove()
-    return kept
+    return remaining
 
 
 def reference(
@@ -60,8 +60,8 @@ def reference(
     steps: int = 10,
 ) -> tuple[Tensor, list[float], list[float]]:
     """The information of every token in the last of ``steps`` forwards, and what was lost and relevant at each."""
-    clean = [each[0] for each in seen(model, modules, image[None])]
-    moments = moments or [(each.mean(dim=0), each.std(dim=0)) for each in clean]
+    clean = [element[0] for element in seen(model, modules, image[None])]
+    moments = moments or [(entry.mean(dim=0), entry.std(dim=0)) for entry in clean]
     tokens, width = clean[0].shape
     shape = (tokens, width) if channels else (tokens, 1)
     alphas = [torch.full(shape, 5.0, dtype=torch.float64, requires_grad=True) for _ in modules]
@@ -80,15 +80,15 @@ def reference(
             terms.append(-0.5 * (1 + torch.log((1 - ratio) ** 2) - (ratio * away) ** 2 - (1 - ratio) ** 2))
             return ratio * output + (1 - ratio) * (mean + std * draws[step][place])
 
-        handles = [each.register_forward_hook(hook) for each in modules]
+        handles = [item.register_forward_hook(hook) for item in modules]
         adam.zero_grad()
         logits = model(image.expand(SAMPLES, -1, -1, -1))
         for handle in handles:
             handle.remove()
-        kept = torch.stack(terms if every_term else terms[:1])
+        remaining = torch.stack(terms if every_term else terms[:1])
         entropy = F.cross_entropy(logits, torch.full((SAMPLES,), TARGET))
-        (entropy + beta * kept.mean()).backward()
+        (entropy + beta * remaining.mean()).backward()
         adam.step()
-        informations.append(kept.mean().item())
+        informations.append(remaining.mean().item())
         entropies.append(entropy.item())
-    return (kept.mean(dim=(0, 1)).sum(dim=-1) / math.log(2)).detach(), informations, entropies
+    return (remaining.mean(dim=(0, 1)).sum(dim=-1) / math.log(2)).detach(), informations, entropies

@@ -64,8 +64,8 @@ def mlp(module: nn.Module, x: Tensor) -> Tensor:
     hidden = linear(module.fc1, x)
     if isinstance(module, GluMlp):
         left, right = hidden.chunk(2, dim=-1)
-        gates, kept = (right, left) if module.gate_last else (left, right)
-        hidden = gates * gate(module.act, gates) * kept
+        gates, remaining = (right, left) if module.gate_last else (left, right)
+        hidden = gates * gate(module.act, gates) * remaining
     else:
         hidden = hidden * gate(module.act, hidden)
     return linear(module.fc2, norm(module.norm, hidden))
@@ -204,8 +204,8 @@ def _value_shares(module: nn.Linear, shares: Tensor, parts: int) -> Tensor:
 def _norm_shares(module: nn.Module, shares: Tensor) -> Tensor:
     if isinstance(module, nn.Identity):
         return shares
-    whole = shares.sum(dim=-2, keepdim=True)
-    deviation = (whole.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+    full = shares.sum(dim=-2, keepdim=True)
+    deviation = (full.var(dim=-1, unbiased=False, keepdim=True) + module.eps).sqrt()
     return _add_bias((shares - shares.mean(dim=-1, keepdim=True)) / deviation * module.weight, module.bias)
 
 
@@ -213,9 +213,9 @@ def _mlp_shares(module: nn.Module, shares: Tensor) -> Tensor:
     hidden = _linear_shares(module.fc1, shares)
     if isinstance(module, GluMlp):
         left, right = hidden.chunk(2, dim=-1)
-        gates, kept = (right, left) if module.gate_last else (left, right)
+        gates, remaining = (right, left) if module.gate_last else (left, right)
         u = gates.sum(dim=-2, keepdim=True)
-        hidden = u * gate(module.act, u) * kept
+        hidden = u * gate(module.act, u) * remaining
     else:
         hidden = hidden * gate(module.act, hidden.sum(dim=-2, keepdim=True))
     return _linear_shares(module.fc2, _norm_shares(module.norm, hidden))

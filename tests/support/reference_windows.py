@@ -97,10 +97,10 @@ class Slow:
     def pairs(self, run: Callable[[], Tensor], layers: list[int]) -> list[tuple[Tensor, Tensor]]:
         """Return attention and gradient ``[B, H, N, N]`` of these layers, which are the ones that run."""
         weights: list[Tensor] = []
-        plain = F.softmax
+        base = F.softmax
 
         def spy(*args: Any, **options: Any) -> Tensor:
-            out = plain(*args, **options)
+            out = base(*args, **options)
             weights.append(out)
             return out
 
@@ -108,14 +108,14 @@ class Slow:
         try:
             score = run()
         finally:
-            F.softmax = plain
+            F.softmax = base
         assert len(weights) == len(layers)
         slopes = torch.autograd.grad(score, weights)
-        found = []
+        actual = []
         for layer, a, g in zip(layers, weights, slopes, strict=True):
             attention, slope = self.folded(a.detach(), layer), self.folded(g, layer)
-            found.append((attention, slope * (attention > 1e-30)))  # what the mask hides has e^-100 at most
-        return found
+            actual.append((attention, slope * (attention > 1e-30)))  # what the mask hides has e^-100 at most
+        return actual
 
     @cached_property
     def full_matrices(self) -> list[tuple[Tensor, Tensor]]:
@@ -124,26 +124,26 @@ class Slow:
     def folded(self, apart: Tensor, layer: int) -> Tensor:
         height, width = self.grids[layer]
         tall, broad = self.window(layer)
-        below, beside = self.shift(layer)
+        below, neighbour = self.shift(layer)
         rows, columns = -(-height // tall), -(-width // broad)
         apart = apart.reshape(len(self.x), rows, columns, *apart.shape[1:])
         out = torch.zeros(len(self.x), apart.shape[3], height * width, height * width, dtype=torch.float64)
         for down in range(rows):
-            for across in range(columns):
+            for horizontal in range(columns):
                 index = []
                 for y in range(down * tall, (down + 1) * tall):
-                    for x in range(across * broad, (across + 1) * broad):
+                    for x in range(horizontal * broad, (horizontal + 1) * broad):
                         if self.kind.startswith("timm"):  # rolled, then padded
                             real = y < height and x < width
-                            place = (y + below) % height, (x + beside) % width
+                            place = (y + below) % height, (x + neighbour) % width
                         else:  # padded, then rolled
-                            place = (y + below) % (rows * tall), (x + beside) % (columns * broad)
+                            place = (y + below) % (rows * tall), (x + neighbour) % (columns * broad)
                             real = place[0] < height and place[1] < width
                         index.append(place[0] * width + place[1] if real else None)
                 for i, row in enumerate(index):
                     for j, column in enumerate(index):
                         if row is not None and column is not None:
-                            out[:, :, row, column] = apart[:, down, across, :, i, j]
+                            out[:, :, row, column] = apart[:, down, horizontal, :, i, j]
         return out
 
     def sides(self, layer: int) -> tuple[int, int]:
@@ -167,8 +167,8 @@ class Slow:
         if self.kind.startswith("hf"):
             return (0, 0) if min(self.grids[layer]) <= 4 else (2, 2)
         sides = zip(self.sides(layer), self.window(layer), strict=True)
-        down, across = (0 if side <= window else window // 2 for side, window in sides)
-        return down, across
+        down, columns = (0 if side <= window else window // 2 for side, window in sides)
+        return down, columns
 
     def merge(self, patches: Tensor) -> Tensor:
         """Run the model's own merging of patches ``[B, h, w, C]``, and return patches ``[B, N2, C2]``."""

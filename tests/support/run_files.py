@@ -52,11 +52,11 @@ def saved(store: Store, unit: Unit, arrays: Mapping[str, Any], said: Mapping[str
 
 def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
     there = [image for image in unit.images if image not in bad]
-    arrays: dict[str, Any] = {"confidence/pred": np.array([ord(each[0]) % 16 / 100 for each in there])}
+    arrays: dict[str, Any] = {"confidence/pred": np.array([ord(element[0]) % 16 / 100 for element in there])}
     for i, method in enumerate(unit.methods):
-        arrays[f"flags/{i}/given"] = np.array([1 if (each, method) == flags else 0 for each in there])
+        arrays[f"flags/{i}/given"] = np.array([1 if (entry, method) == flags else 0 for entry in there])
         for j, metric in enumerate(unit.metrics):
-            values = np.array([[score(each, method, metric, unit.seed, shift)] for each in there])
+            values = np.array([[score(item, method, metric, unit.seed, shift)] for item in there])
             arrays[f"parts/{i}/{j}"] = values
             arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 0.5, 1.0])
             arrays[f"curve/{i}/{j}/0/{metric}/y"] = values + np.array([0, 1, 2])
@@ -72,10 +72,10 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
             [np.full((2, 2), 10 * len(method) + ord(image[0]) % 16) for image in unit.images]
         )
         arrays[f"rows/{i}/given"] = np.arange(len(unit.images))
-    said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
+    text: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
     if costs is not None:
-        said["costs"] = [asdict(costs[method]) for method in unit.methods]
-    saved(store, unit, arrays, said)
+        text["costs"] = [asdict(costs[method]) for method in unit.methods]
+    saved(store, unit, arrays, text)
 
 
 def judging(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: int = 0, **which: Any) -> Unit:
@@ -94,23 +94,23 @@ def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, r
 
 
 def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "mine",
         "title": "A title with <b>",
         "models": (ModelSpec("net", "world"),),
         "data": DataSpec("folder", path="nowhere"),
         "evaluation": EvaluationSpec(tuple(METRICS), reference="generic"),
-        "methods": {name: how for name, how in methods.items() if name != "random"},
+        "methods": {name: options for name, options in methods.items() if name != "random"},
     }
-    return Protocol(**{**given, **more})
+    return Protocol(**{**settings, **more})
 
 
 def a_run(
     tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: RunConfig = SETTING, **wanted: Any
 ) -> Path:
     """A finished run of one judging unit."""
-    given = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
-    store, unit = begun(tmp_path, given), judging(pictures, setting=setting)
+    options = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
+    store, unit = begun(tmp_path, options), judging(pictures, setting=setting)
     planned(store, [unit], setting)
     judged(store, unit)
     return store.path

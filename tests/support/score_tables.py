@@ -21,7 +21,9 @@ def table(
     draws = np.random.default_rng(1)
     cells = [(method, metric) for method in methods for metric in metrics]
     x = np.linspace(0, 1, 5)
-    made = {cell: {name: Curve(x, draws.uniform(size=(n, 5))) for name in ("insertion", "deletion")} for cell in cells}
+    result = {
+        cell: {name: Curve(x, draws.uniform(size=(n, 5))) for name in ("insertion", "deletion")} for cell in cells
+    }
     return vt.ScoreTable(
         images=tuple(f"{i}.png" for i in range(n)),
         methods=tuple(methods),
@@ -30,6 +32,6 @@ def table(
         definitions={name: vt.get_metric(name) for name in metrics},
         degenerate={method: {} for method in methods},
         confidence={"pred": draws.uniform(size=n)},
-        curves=made if curves else {},
+        curves=result if curves else {},
         n_bootstrap=300,
     )

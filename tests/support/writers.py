@@ -19,7 +19,7 @@ from vitreous.io import atomic as disk
 
 def main(folder: Path, count: int) -> None:
     inputs = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    both = {each.name: each for each in vt.explain(FAMILIES["vit"](), inputs, "plus(ixg)", 1)}
+    both = {item.name: item for item in vt.explain(FAMILIES["vit"](), inputs, "plus(ixg)", 1)}
     place = folder / "result"
     next(iter(both.values())).save(place)
 
@@ -30,12 +30,12 @@ def main(folder: Path, count: int) -> None:
     children = [forked(lambda which=which: write(which)) for which in both]
     seen = dict.fromkeys(both, 0)
     for _ in range(count):
-        found = vt.Explanation.load(place)
-        assert found.map.equal(both[found.name].map), "the manifest of one with the map of the other"
-        seen[found.name] += 1
+        explanation = vt.Explanation.load(place)
+        assert explanation.map.equal(both[explanation.name].map), "the manifest of one with the map of the other"
+        seen[explanation.name] += 1
     assert [ended(child) for child in children] == [0, 0]
-    found = vt.Explanation.load(place)
-    assert found.map.equal(both[found.name].map)
+    explanation = vt.Explanation.load(place)
+    assert explanation.map.equal(both[explanation.name].map)
     assert os.listdir(folder) == ["result"], os.listdir(folder)
     sys.stdout.write(f"read {seen}\n")
 
