@@ -17,8 +17,6 @@ from vitreous.errors import VitreousError, nearest
 from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 
-__all__ = ["ModelResult"]
-
 
 @dataclass(frozen=True)
 class ScoreCell:

@@ -41,16 +41,6 @@ from vitreous.registry import check_choice
 from vitreous.registry.defaults import CONTROLS
 from vitreous.registry.spec import split_specs
 
-__all__ = [
-    "Changes",
-    "apply_changes",
-    "change_messages",
-    "commands",
-    "refuse_unnamed_code",
-    "resume_protocol",
-    "stale_units",
-]
-
 
 @dataclass(frozen=True)
 class Changes:

@@ -30,8 +30,6 @@ from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.results.table import ScoreRecord
 
-__all__ = ["RunScores", "collect"]
-
 _CACHED_MAPS = 16  # arrays of maps: those of a few methods, not of a whole unit
 _RECORDED = ("output", "class_subset", "precision", "interpolation", "tie_breaking", "nan_policy", "target")
 

@@ -34,21 +34,6 @@ from vitreous.models import Preprocess, VisionModel
 from vitreous.models.preprocess import OWN
 from vitreous.registry.defaults import CONTROLS
 
-__all__ = [
-    "CheckedExplainer",
-    "DatasetRun",
-    "Explainer",
-    "ImageSource",
-    "Options",
-    "SourceImages",
-    "check_labels",
-    "checked_explainer",
-    "digest_of_entry",
-    "explainer_digest",
-    "is_import",
-    "parse_explainer",
-]
-
 _UNIT_ON_CPU = 8  # images of a unit: a unit is what is lost when a run is stopped, and what workers share
 
 

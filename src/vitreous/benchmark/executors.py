@@ -42,8 +42,6 @@ from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.progress import Progress, duration_in_words
 from vitreous.registry import check_at_least, check_choice
 
-__all__ = ["EXECUTORS", "WAIT", "default_workers", "run"]
-
 EXECUTORS = ("local", "ray")
 RESTARTS = 5
 """How many local processes may be killed before a run gives up."""

@@ -18,8 +18,6 @@ from vitreous.benchmark.plan import wanted_units
 from vitreous.benchmark.store import Store, read_bytes
 from vitreous.errors import VitreousError, one_line
 
-__all__ = ["pack", "unpack"]
-
 _MEMBER = re.compile(r"run\.json|plans/[0-9]{4,9}\.json|units/[0-9a-f]{32}\.npz|failures/[0-9a-f]{32}\.json")
 _MOST_MEMBER = 2**31  # bytes: a unit is some megabytes
 _MOST_TEXT = 2**30

@@ -15,19 +15,6 @@ from typing import Any
 from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.errors import VitreousError, one_line
 
-__all__ = [
-    "CellKey",
-    "has_new_rows",
-    "keep_batch_sizes",
-    "map_cell",
-    "missing_units",
-    "open_units",
-    "score_cell",
-    "units_by_cell",
-    "units_of_maps",
-    "wanted_units",
-]
-
 CellKey = tuple[str, ...]
 Gaps = tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
 

@@ -16,22 +16,6 @@ from typing import Any
 from vitreous.errors import VitreousError, nearest, one_line
 from vitreous.registry.citations import PAPERS
 
-__all__ = [
-    "REQUIRES",
-    "SCHEMA",
-    "DataSpec",
-    "EvaluationSpec",
-    "ReportLayout",
-    "ModelSpec",
-    "Protocol",
-    "Published",
-    "add_model",
-    "read",
-    "replace_model",
-    "shipped",
-    "with_models",
-]
-
 SCHEMA = "vitreous.protocol/1"
 REQUIRES = {
     "weights": "weights that are not public; hand in your own with --checkpoint LABEL=FILE",

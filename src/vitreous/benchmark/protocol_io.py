@@ -21,8 +21,6 @@ from vitreous import io as disk
 from vitreous.benchmark.protocol import SCHEMA, Protocol, Published
 from vitreous.errors import VitreousError, nearest, one_line
 
-__all__ = ["Checker", "parse_json", "read_json", "read_json_file", "protocol_from_json", "read_toml_file"]
-
 T = TypeVar("T")
 
 _MOST_BYTES, _MOST_PROTOCOL_BYTES = 2**30, 2**24

@@ -30,21 +30,6 @@ from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results import ScoreTable
 
-__all__ = [
-    "MetricCorrelation",
-    "Ranks",
-    "VarianceComponents",
-    "average_seeds",
-    "correlate_metrics",
-    "critical_difference",
-    "friedman",
-    "rank_methods",
-    "ranks_per_image",
-    "studentized_range",
-    "tied_groups",
-    "variance_components",
-]
-
 _MOST_RESAMPLES = 2_000  # of every pair of metrics: enough for two quantiles
 _LEAST_METHODS = 3  # any two are in the same order, or in the opposite one
 

@@ -33,8 +33,6 @@ from vitreous.methods import get_method
 from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import comma_separated
 
-__all__ = ["Report", "report"]
-
 SCHEMA = "vitreous.report/1"
 _MOST_WITH_IMAGES = 6
 """Models of a report that have pictures: a page must open on a phone."""

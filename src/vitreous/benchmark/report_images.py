@@ -30,8 +30,6 @@ from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.table_plots import sweeps
 from vitreous.viz import Scale, overlay, plots
 
-__all__ = ["ReportImages", "best_and_worst", "draw_figures"]
-
 _IMAGES, _MAPS, _STEPS = 3, 5, 6
 _USUAL = ("curves", "bins")
 _MOST_LINES = 10

@@ -19,8 +19,6 @@ from vitreous.metrics import get_metric
 from vitreous.metrics.similarity import rank_correlation
 from vitreous.results.storage import markdown, to_plain
 
-__all__ = ["ReproducedCell", "Reproduction"]
-
 _IN_THE_INTERVAL = ("drawn", "the first")  # causes that the interval allows for already
 _PREPROCESSING = ("size", "resize", "crop", "interpolation", "mean", "std")
 _LEAST_METHODS = 3  # any two are in the same order, or in the opposite one

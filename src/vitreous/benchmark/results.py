@@ -24,16 +24,6 @@ from vitreous.registry.defaults import display_name
 from vitreous.results import ScoreTable
 from vitreous.results.storage import comma_separated, html_table
 
-__all__ = [
-    "BenchmarkResults",
-    "describe_run",
-    "describe_state",
-    "load_run",
-    "read_results",
-    "result_files",
-    "run_benchmark",
-]
-
 PROTOCOL_FILE = "protocol.json"
 """The whole protocol as it was run, which `vitreous bench run` takes."""
 _LEGEND = "Means with 95 % intervals. Better than random: * 5 %, ** 1 %, *** 0.1 %; ≈ not told apart from it, ▾ worse."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.benchmark.changes import change_messages, stale_units
-from vitreous.benchmark.data import DatasetRun, Explainer, Options, is_import, parse_explainer
+from vitreous.benchmark.data import DatasetRun, Options, is_import, parse_explainer
 from vitreous.benchmark.plan import (
     CellKey,
     has_new_rows,
@@ -31,11 +31,10 @@ from vitreous.benchmark.units import RecordedPlan, RunConfig, Unit
 from vitreous.benchmark.worker import Job, Worker, modes_of, other_versions, refuse_other_model, versions
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, VitreousError, VitreousWarning, one_line
+from vitreous.evaluation.plan import Explainer
 from vitreous.metrics import get_metric
 from vitreous.models import ModelIdentity, Preprocess, VisionModel, load
 from vitreous.progress import Progress
-
-__all__ = ["TRIES", "BenchmarkRun", "UnitsFailed"]
 
 TRIES = 3
 _MOST_FAILED = 3  # units that may fail for good before a process gives up

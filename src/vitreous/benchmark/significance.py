@@ -23,8 +23,6 @@ from vitreous.registry.defaults import CONTROLS
 from vitreous.results import ScoreTable
 from vitreous.tracing.prng import PRNGKey
 
-__all__ = ["CHANCE", "LEVEL", "PairedTest", "compare_methods", "pairs_of"]
-
 CHANCE = CONTROLS[0]
 """The method that all others are tested against."""
 LEVEL, _POWER = 0.05, 0.80

@@ -32,8 +32,6 @@ from vitreous.benchmark.unit_file import DamagedUnit, UnitResult, check_unit, re
 from vitreous.benchmark.units import SCHEMA, RecordedPlan, Unit, check_manifest, is_digest
 from vitreous.errors import VitreousError, one_line
 
-__all__ = ["Status", "Store", "read_bytes", "status"]
-
 _MOST_REASON = 500  # characters
 _MOST_UNIT = 2**31  # bytes: a unit is some megabytes
 _PLANNING_TIMEOUT = 600.0  # seconds: planning opens models

@@ -28,8 +28,6 @@ from vitreous.metrics.ranking import Array
 from vitreous.results import ScoreTable
 from vitreous.results.storage import to_plain
 
-__all__ = ["PERTURBS", "SHARED", "Flag", "RunStatistics", "shared_perturbation"]
-
 SCHEMA = "vitreous.statistics/1"
 SHARED: Mapping[str, str] = {
     DROP: "tokens left out",

@@ -23,8 +23,6 @@ from vitreous.benchmark.protocol_io import Checker, parse_json
 from vitreous.benchmark.units import Unit, known_record
 from vitreous.errors import VitreousError, one_line
 
-__all__ = ["Arrays", "DamagedUnit", "UnitResult", "check_unit", "pack_unit", "read_unit", "unpack_unit"]
-
 Arrays = dict[str, NDArray[Any]]
 
 _INFO = "info.json"

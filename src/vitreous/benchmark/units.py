@@ -20,8 +20,6 @@ from vitreous.benchmark.protocol import checked
 from vitreous.benchmark.protocol_io import Checker, protocol_from_json
 from vitreous.metrics import EvaluationConfig
 
-__all__ = ["SCHEMA", "RecordedPlan", "RunConfig", "Unit", "check_manifest", "digest_of", "is_digest", "known_record"]
-
 T = TypeVar("T")
 
 SCHEMA, _PLAN_SCHEMA = "vitreous.run/1", "vitreous.plan/1"

@@ -26,21 +26,19 @@ import torch
 from numpy.typing import NDArray
 
 from vitreous import __version__
-from vitreous.benchmark.data import CheckedExplainer, Explainer, checked_explainer, explainer_digest
+from vitreous.benchmark.data import CheckedExplainer, checked_explainer, explainer_digest
 from vitreous.benchmark.plan import CellKey, map_cell
 from vitreous.benchmark.unit_file import Arrays, UnitResult
 from vitreous.benchmark.units import RunConfig, Unit
 from vitreous.code_digest import is_unknown
 from vitreous.datasets import Sample
 from vitreous.errors import ImageError, TargetError, VitreousError, one_line
-from vitreous.evaluation.plan import EvaluationPlan, image_shape_of
+from vitreous.evaluation.plan import EvaluationPlan, Explainer, image_shape_of
 from vitreous.evaluation.runner import ScoredUnit, attribute_unit, score_unit
 from vitreous.methods import Method
 from vitreous.metrics import Maps, get_metric
 from vitreous.models import ModelIdentity, VisionModel
 from vitreous.tracing.targets import probabilities
-
-__all__ = ["Job", "Worker", "modes_of", "other_versions", "refuse_other_model", "versions"]
 
 _PACKAGES = ("datasets", "evaluation", "methods", "metrics", "models", "registry", "tracing", "world")
 """Where a change of the code can change a number."""

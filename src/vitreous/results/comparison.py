@@ -25,8 +25,6 @@ from vitreous.results.explanation import PERCENTILE, Explanation
 from vitreous.results.storage import ResultIdentity
 from vitreous.tracing import Target, TargetSpec
 
-__all__ = ["Archive", "Comparison", "to_html"]
-
 _OUTPUTS = {"prob": "probability", "logprob": "log-probability", "callable": "value of the function"}
 
 

@@ -24,18 +24,6 @@ from vitreous.results.storage import (
 )
 from vitreous.viz import plots
 
-__all__ = [
-    "CHECK_VERDICTS",
-    "Agreement",
-    "CheckResult",
-    "Diagnosis",
-    "Finding",
-    "MetaEvaluation",
-    "MetricAssessment",
-    "Reliability",
-    "Step",
-]
-
 CHECK_VERDICTS = ("good", "weak", "bad", "-")
 """Of an explanation, from the best to the worst; ``"-"`` where a test does not apply."""
 _WORDS = {

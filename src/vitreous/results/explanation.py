@@ -40,8 +40,6 @@ from vitreous.results.storage import (
     versions,
 )
 
-__all__ = ["PERCENTILE", "Explanation"]
-
 SCHEMA = "vitreous.explanation/1"
 PERCENTILE = 99.0
 _MAX_SIDE = 2048  # pixels of a saved overlay; a map is much coarser

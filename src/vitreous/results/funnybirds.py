@@ -29,8 +29,6 @@ from vitreous.results.storage import (
 )
 from vitreous.viz import plots
 
-__all__ = ["COLUMNS", "THRESHOLD_RULES", "FunnyBirdsChecks", "FunnyBirdsResult"]
-
 COLUMNS = {
     "acc": "Acc.",
     "bi": "B.I.",

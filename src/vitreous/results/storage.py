@@ -33,30 +33,6 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
-__all__ = [
-    "ClassProbability",
-    "ExplanationRequest",
-    "ResultIdentity",
-    "MAX_BYTES",
-    "Origin",
-    "ResultBase",
-    "add_degenerate",
-    "aligned",
-    "comma_separated",
-    "estimate_text",
-    "from_plain",
-    "html_table",
-    "latex",
-    "markdown",
-    "number_text",
-    "to_plain",
-    "read_extras",
-    "read_map",
-    "refuse_constant",
-    "text_rows",
-    "versions",
-]
-
 Rows = Sequence[Sequence[str]]
 """A table as text, the first row its head."""
 MAX_BYTES = 2**31

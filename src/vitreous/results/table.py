@@ -42,8 +42,6 @@ from vitreous.results.storage import (
     to_plain,
 )
 
-__all__ = ["ScoreRecord", "ScoreTable"]
-
 _RESAMPLING = ("n_bootstrap", "seed", "groups")
 
 

@@ -31,8 +31,6 @@ from vitreous.viz import plots
 if TYPE_CHECKING:
     from vitreous.results.table import ScoreTable
 
-__all__ = ["KINDS", "Sweep", "plot", "save_figures", "states_strip", "sweeps"]
-
 SCHEMA = "vitreous.figures/1"
 _NUMBER = re.compile(r"(?<![\w.:-])-?\d+(?:\.\d+)?(?![\w.])")
 _PARAMETERS = {"start": "start layer", "layer": "layer"}
