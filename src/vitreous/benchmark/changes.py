@@ -37,7 +37,7 @@ from vitreous.errors import VitreousError, nearest, one_line
 from vitreous.evaluation.plan import ExternalExplainer
 from vitreous.methods import get_method
 from vitreous.metrics import EvaluationConfig, get_metric
-from vitreous.registry import check_choice
+from vitreous.registry import check_choice, choices_of
 from vitreous.registry.defaults import CONTROLS
 from vitreous.registry.spec import split_specs
 
@@ -97,7 +97,7 @@ def apply_changes(
     """
     changed, original = protocol, protocol if named is None else named
     if changes.precision is not None:
-        check_choice("precision", changes.precision, EvaluationConfig.choices()["precision"])
+        check_choice("precision", changes.precision, choices_of(EvaluationConfig)["precision"])
         changed = replace(changed, evaluation=replace(changed.evaluation, precision=changes.precision))
     for change in (_change_models, _change_methods, _change_metrics, _change_seeds):
         changed = change(changed, original, changes, plans)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError, nearest, one_line
+from vitreous.registry import choices_of
 from vitreous.registry.citations import PAPERS
 
 SCHEMA = "vitreous.protocol/1"
@@ -47,7 +48,7 @@ def _figures() -> Collection[str]:
 def _config_choices() -> Mapping[str, Collection[str]]:
     from vitreous.metrics import EvaluationConfig
 
-    return EvaluationConfig.choices()
+    return choices_of(EvaluationConfig)
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, LayerwiseMethod, Method
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import AttentionRow, mean_rows
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
+from vitreous.registry import choice, number
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_value
 
 

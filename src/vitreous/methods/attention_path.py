@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.value_weighted import block_weights, head_projection
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
+from vitreous.registry import choice, number
 from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, Reduce, resolve_layer
 
 

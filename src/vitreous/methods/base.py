@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from vitreous.code_digest import code_digest, is_external, is_unknown
 from vitreous.errors import MapError, ModelError, VitreousError, VitreousWarning
 from vitreous.methods.ops import compute_once, resize_map
-from vitreous.methods.parameters import check_parameters
 from vitreous.models import VisionModel, wrap
 from vitreous.models.shared_copy import check_model_unchanged
-from vitreous.registry import check_choice, format_value
+from vitreous.registry import check_choice, check_parameters, format_value
 from vitreous.tracing import ActivationCache, Context, Pass, Record, Reduce, Target, TargetSpec, resolve_layer, upcast
 from vitreous.tracing.rules import GRADIENT, Composite
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_row
 from vitreous.methods.value_weighted import block_weights, head_projection, layer_weights
 from vitreous.models import Norm, VisionModel
+from vitreous.registry import choice
 from vitreous.tracing import VALUES, Activation, ActivationCache, Block, Context, Pass, Record, activation_value
 
 _SMALL = 1e-8

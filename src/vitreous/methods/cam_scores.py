@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, LayerwiseMethod
 from vitreous.methods.cam import FeatureMap, TokenCAM
-from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import number
 from vitreous.tracing import Activation, ActivationCache, Context, Record, activation_value, resolve_layer, upcast
 from vitreous.tracing.runner import logits_with_patches
 

@@ -20,11 +20,10 @@ from vitreous.methods.base import (
     compute_checked,
     prepare,
 )
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
 from vitreous.models import VisionModel
-from vitreous.registry import check_intervals
+from vitreous.registry import check_at_least, choice, number
 from vitreous.tracing import Context, Pass, Record, activation_value, resolve_layer, upcast
 
 # -- sums over start layers --------------------------------------------------------------------------------
@@ -316,7 +315,7 @@ class Smooth(BaseWrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_intervals(self, samples="[2, inf)" if self.kind == "variance" else "[1, inf)")
+        check_at_least("samples", self.samples, 2 if self.kind == "variance" else 1)
 
     @property
     def cost(self) -> tuple[float, float]:

@@ -13,9 +13,9 @@ from vitreous.errors import SpecError
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, prepare, refuse_not_finite
 from vitreous.methods.combinators import LayerSum
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import Context, Pass, upcast
 
 _SIZES: dict[str, Callable[[Tensor], Tensor]] = {

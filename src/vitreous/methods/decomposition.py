@@ -11,9 +11,9 @@ from torch import Tensor
 from vitreous.errors import ModelError
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, LayerwiseMethod
-from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice
 from vitreous.tracing import Activation, ActivationCache, Context, Record, activation_value, resolve_layer, upcast
 from vitreous.tracing.decompose import explicit_contributions
 from vitreous.tracing.rules import LINEARIZED

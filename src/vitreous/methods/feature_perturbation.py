@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.cam import FeatureMap
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import VALUES, Activation, Context, Record, activation_value, upcast
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.runner import logits_with_patches

@@ -14,9 +14,9 @@ from vitreous.errors import MapError, ModelError, SpecError, TargetError, Vitreo
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.bottleneck import Bottlenecks, Objective, Prior, grid_after, last_read_block, layers_of, stage_of
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import ActivationCache, Context, Pass, Record, Target, activation_value, resolve_layer, upcast
 from vitreous.tracing.statistics import ActivationStats, noise, statistics_of
 from vitreous.tracing.statistics_collect import SCENES, VERSION, world_moments

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, TracingError
 from vitreous.methods.base import Attribution, Method, compute_shared
 from vitreous.methods.cam import GradCAM
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import ReferenceModel, VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, activation_grad, upcast
 from vitreous.tracing.rules.gradient import GUIDED, RESCALE
 

@@ -20,9 +20,9 @@ from vitreous.errors import ModelError, SpecError, one_line
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import input_map, pixel_gradient, refuse_tokens
-from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import number
 from vitreous.tracing import Context, upcast
 from vitreous.tracing.prng import PRNGKey
 from vitreous.tracing.statistics_collect import SCENES, VERSION, seen_scenes

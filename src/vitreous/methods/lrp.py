@@ -12,10 +12,10 @@ from torch import Tensor
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import summed_gradient, times_gradient
-from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.methods.rollout import mean_rows
 from vitreous.models import VisionModel
+from vitreous.registry import choice
 from vitreous.tracing import Activation, ActivationCache, Context, Pass, Record, Reduce, activation_grad, upcast
 from vitreous.tracing.rules import Composite
 from vitreous.tracing.rules.composites import COMPOSITES, DEFAULTS, ORIGINAL, OURS, composed

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from vitreous.errors import ModelError, SpecError
 from vitreous.methods import masking
 from vitreous.methods.base import Attribution, Method
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import VALUES, Context, Record, upcast
 from vitreous.tracing.prng import PRNGKey
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from vitreous.errors import MapError, VitreousError
 from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod, Method
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
+from vitreous.registry import choice, number
 from vitreous.tracing import Activation, ActivationCache, Record
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from vitreous.errors import MapError
 from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod, Method
-from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice
 from vitreous.tracing import Activation, ActivationCache, Record, upcast
 
 

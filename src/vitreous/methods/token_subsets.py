@@ -11,9 +11,9 @@ from torch import Tensor
 from vitreous.errors import ModelError, SpecError
 from vitreous.methods import masking, ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, refuse_not_finite
-from vitreous.methods.parameters import choice, number
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing import VALUES, ActivationCache, Context, Pass, Record, activation_value, upcast
 
 _TOLERANCE = 1e-4  # the total squared shift of all centroids of a set below which it is finished

@@ -17,11 +17,11 @@ from torch import Tensor
 from vitreous.errors import ModelError
 from vitreous.methods import ops
 from vitreous.methods.base import LayerwiseMethod
-from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
 from vitreous.models import Norm, VisionModel, Weights
 from vitreous.models.shared_copy import rounding
 from vitreous.models.structure import UnverifiedError, Windows
+from vitreous.registry import number
 from vitreous.tracing import ActivationCache, Block, Record, resolve_layer
 
 _MOST_NUMBERS = 2**26

@@ -13,9 +13,9 @@ from torch import Tensor
 from vitreous.errors import SpecError, TargetError
 from vitreous.methods import ops
 from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_checked, prepare, to_grid
-from vitreous.methods.parameters import choice
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
+from vitreous.registry import choice
 from vitreous.tracing import Context, ContrastContexts, Target, upcast
 from vitreous.tracing.context import Choose
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from vitreous.methods.base import Attribution, Method
 from vitreous.methods.input_gradient import integrated_gradient, refuse_tokens
 from vitreous.methods.ops import compute_once
-from vitreous.methods.parameters import number
 from vitreous.methods.registry import register_method
+from vitreous.registry import number
 from vitreous.tracing import Context, upcast
 
 Floats = NDArray[np.float64]

@@ -5,7 +5,6 @@ Every metric is registered by name, with what is known about it as data; its spe
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,28 +27,14 @@ if TYPE_CHECKING:
 _USUAL_SHAPE = ImageShape((224, 224), (14, 14))
 
 
-def choice(default: str, *others: str, kw_only: bool = False) -> Any:
-    """Return a field that takes one of a few words."""
-    return _checked(default, registry.check_choice, (default, *others), kw_only)
-
-
-def number(default: float, at_least: float, kw_only: bool = False) -> Any:
-    """Return a field that takes a number that is not too small."""
-    return _checked(default, registry.check_at_least, at_least, kw_only)
-
-
 def odd_number(default: int) -> Any:
     """Return a field that takes an odd number: the rows and columns of a kernel."""
-    return _checked(default, _check_odd, 1)
+    return registry.checked(default, _check_odd, 1)
 
 
 def baseline_name(default: str, fades: bool = False) -> Any:
     """Return a field that takes the name of a baseline of images, perhaps one that an image can fade into."""
-    return _checked(default, check_baseline, fades)
-
-
-def _checked(default: Any, check: Callable[[str, Any, Any], None], limit: Any, kw_only: bool = False) -> Any:
-    return field(default=default, kw_only=kw_only, metadata={"check": check, "limit": limit})
+    return registry.checked(default, check_baseline, fades)
 
 
 def _check_odd(name: str, value: int, minimum: int) -> None:
@@ -102,8 +87,8 @@ class Metric:
         The class whose probability is read: ``"pred"``, ``"label"`` or ``"explained"``.
     """
 
-    explain_class: str = choice("given", "pred", "label", kw_only=True)
-    score_class: str = choice("pred", "label", "explained", kw_only=True)
+    explain_class: str = registry.choice("given", "pred", "label", kw_only=True)
+    score_class: str = registry.choice("pred", "label", "explained", kw_only=True)
 
     info: ClassVar[MetricInfo]
     higher_is_better: ClassVar[bool] = True
@@ -113,9 +98,7 @@ class Metric:
     """Whether its protocol leaves images out, the same ones for every map: they have no score."""
 
     def __post_init__(self) -> None:
-        for parameter in dataclasses.fields(self):
-            if "check" in parameter.metadata:
-                parameter.metadata["check"](parameter.name, getattr(self, parameter.name), parameter.metadata["limit"])
+        registry.check_parameters(self)
         self.check()
         self.reset()
 

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from vitreous.metrics.baselines import inpaint
 from vitreous.metrics.perturb import Renderer, Write
 from vitreous.metrics.ranking import Array
 from vitreous.models import VisionModel
-from vitreous.registry import check_at_least, check_choice
+from vitreous.registry import check_parameters, choice, number
 from vitreous.tracing.memory import InnerBatch, inner_batch
 from vitreous.tracing.prng import check_seed
 from vitreous.tracing.runner import refuse_not_finite
@@ -33,10 +33,6 @@ _log = logging.getLogger(__name__)
 _AUDITED = 32  # states that are run again together; after each such group they are picked half as often
 _SIZES = ("images_per_unit", "attribution_batch", "forward_batch")
 _AUTOCAST = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-def _one_of(default: str, *choices: str) -> Any:
-    return field(default=default, metadata={"choices": (default, *choices)})
 
 
 @dataclass(frozen=True)
@@ -77,30 +73,22 @@ class EvaluationConfig:
         How many perturbed images go through one forward.
     """
 
-    target: str = _one_of("pred", "label", "given")
-    output: str = _one_of("logit", "prob", "logprob")
+    target: str = choice("pred", "label", "given")
+    output: str = choice("logit", "prob", "logprob")
     class_subset: tuple[int, ...] | None = None
-    precision: str = _one_of("float32", "float16", "bfloat16")
-    interpolation: str = _one_of("bilinear", "nearest")
-    tie_breaking: str = _one_of("random", "raster", "reverse_raster")
-    nan_policy: str = _one_of("exclude", "lowest", "raise")
+    precision: str = choice("float32", "float16", "bfloat16")
+    interpolation: str = choice("bilinear", "nearest")
+    tie_breaking: str = choice("random", "raster", "reverse_raster")
+    nan_policy: str = choice("exclude", "lowest", "raise")
     seed: int = 0
     memory_gb: float = 4.0
-    images_per_unit: int = 32
-    attribution_batch: int = 32
-    forward_batch: int = 32
+    images_per_unit: int = number(32, "[1, inf)")
+    attribution_batch: int = number(32, "[1, inf)")
+    forward_batch: int = number(32, "[1, inf)")
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name, choices in self.choices().items():
-            check_choice(name, getattr(self, name), choices)
-        for name in _SIZES:
-            check_at_least(name, getattr(self, name), 1)
-
-    @classmethod
-    def choices(cls) -> dict[str, tuple[str, ...]]:
-        """Return the words that may stand in each field that takes one of a few."""
-        return {option.name: option.metadata["choices"] for option in fields(cls) if "choices" in option.metadata}
+        check_parameters(self)
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that can change a number by more than its last digits."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, choice, number, register_metric
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array
+from vitreous.registry import choice, number
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Gini(_Complexity):
     """
 
     normalization: str = choice("shift_negative", "shift", "abs", "relu")
-    offset: float = number(1e-7, at_least=0)
+    offset: float = number(1e-7, "[0, inf)")
 
     def score(self, evaluation: Evaluation) -> Array:
         values = self._values(evaluation)
@@ -164,7 +165,7 @@ class EffectiveComplexity(_Complexity):
     """
 
     higher_is_better = False
-    threshold: float = number(1e-5, at_least=0)
+    threshold: float = number(1e-5, "[0, inf)")
     relative: bool = False
 
     def score(self, evaluation: Evaluation) -> Array:

@@ -23,11 +23,12 @@ import torch
 from PIL import Image
 
 from vitreous.errors import SpecError, VitreousError
-from vitreous.metrics.base import Metric, baseline_name, choice, register_metric
+from vitreous.metrics.base import Metric, baseline_name, register_metric
 from vitreous.metrics.bootstrap import Cell, mean
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, Curve, area
 from vitreous.metrics.requests import ImageShape, RankedRemoval, RenderedStates, Request
+from vitreous.registry import choice
 from vitreous.tracing.prng import PRNGKey
 
 THRESHOLDS = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.07, 0.10, 0.13, 0.21, 0.34, 0.5, 0.75)

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from vitreous.errors import SpecError
-from vitreous.metrics.base import Metric, choice, number, odd_number, register_metric
+from vitreous.metrics.base import Metric, odd_number, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, order, ratio
 from vitreous.metrics.requests import AnnotationRequest, ImageShape, Request
 from vitreous.metrics.similarity import gaussian_blur
+from vitreous.registry import choice, number
 
 _ROUNDING = 1e-12  # of the largest value: a quantile that is one of the values may come out a little above it
 
@@ -189,9 +190,9 @@ class PointingGame(Localisation):
     (1,)
     """
 
-    tolerance: float = number(0.0, at_least=0)
+    tolerance: float = number(0.0, "[0, inf)")
     tie_breaking: str = choice("expected", "first", "any")
-    largest: float = number(1.0, at_least=1e-9)
+    largest: float = number(1.0, "[1e-9, inf)")
 
     def measure(self, located: LocatedMap) -> float:
         if located.region.mean() >= self.largest:
@@ -318,7 +319,7 @@ class GridPointingGame(Localisation):
     'grid_pointing_game'
     """
 
-    least: float = number(1e-7, at_least=0)
+    least: float = number(1e-7, "[0, inf)")
 
     def measure(self, located: LocatedMap) -> float:
         return located.share(np.maximum(located.values, 0), self.least)
@@ -389,7 +390,7 @@ class RegionAttribution(Localisation):
     """
 
     kernel: int = odd_number(11)
-    sigma: float = number(2.0, at_least=1e-3)
+    sigma: float = number(2.0, "[1e-3, inf)")
 
     def measure(self, located: LocatedMap) -> float:
         return located.share(located.inner(blurred(located.map, self.kernel, self.sigma)))
@@ -436,8 +437,8 @@ class EHR(Localisation):
     'points'
     """
 
-    steps: int = number(10, at_least=1)
-    base: float = number(0.1, at_least=0)
+    steps: int = number(10, "[1, inf)")
+    base: float = number(0.1, "[0, inf)")
     by: str = choice("heat", "points")
 
     def check(self) -> None:

@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
+from vitreous.metrics.base import Metric, baseline_name, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
-from vitreous.registry import check_at_least
+from vitreous.registry import check_at_least, choice, number
 
 _LABEL = {"explain_class": "label", "score_class": "label"}
 _TIS = {"steps": 224, "area": "mean", "start": False, **_LABEL}
@@ -81,7 +81,7 @@ class OrderedRemoval(CurveMetric):
 class _InsertionDeletion(CurveMetric):
     """Shared by insertion, deletion and their difference."""
 
-    steps: int = number(28, at_least=1)
+    steps: int = number(28, "[1, inf)")
     area: str = choice("trapezoid", "mean")
     start: bool = True
 
@@ -243,7 +243,7 @@ class InsDel(_InsertionDeletion):
 class _Perturbation(OrderedRemoval):
     """Shared by what removes shares of the pixels: ``floor(j n / steps)`` of them, ``j / steps`` up to ``stop``."""
 
-    steps: int = number(20, at_least=1)
+    steps: int = number(20, "[1, inf)")
     baseline: str = baseline_name("black")
     stop: float = 1.0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitreous.metrics.base import Metric, choice, number, register_metric
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, Curve
 from vitreous.metrics.requests import Images, ImageShape, Reattribution, Request
@@ -21,6 +21,7 @@ from vitreous.metrics.robustness import noisy_copies
 from vitreous.metrics.similarity import SIMILARITIES, dead, similarity
 from vitreous.models import VisionModel
 from vitreous.models.randomize import INITS, NORMS, STAGES_AROUND, randomised, stages
+from vitreous.registry import choice, number
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class _Cascade(_RandomWeights):
 
     similarity: str = choice(*SIMILARITIES)
     order: str = choice("top_down", "bottom_up", "independent")
-    seeds: int = number(3, at_least=1)
+    seeds: int = number(3, "[1, inf)")
     higher_is_better = False
     x_axis = "share of stages randomised"
 
@@ -190,9 +191,9 @@ class SmoothMPRT(_Cascade):
     """
 
     order: str = choice("bottom_up", "top_down", "independent")
-    seeds: int = number(1, at_least=1)
-    samples: int = number(50, at_least=1)
-    level: float = number(0.1, at_least=0)
+    seeds: int = number(1, "[1, inf)")
+    samples: int = number(50, "[1, inf)")
+    level: float = number(0.1, "[0, inf)")
 
     def copies(self) -> Images:
         return noisy_copies(self.samples, self.level, normal=True)
@@ -236,8 +237,8 @@ class EfficientMPRT(_RandomWeights):
     3
     """
 
-    bins: int = number(100, at_least=2)
-    seeds: int = number(3, at_least=1)
+    bins: int = number(100, "[2, inf)")
+    seeds: int = number(3, "[1, inf)")
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         everything = range(image_shape.depth + STAGES_AROUND)

@@ -18,12 +18,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.metrics.base import baseline_name, choice, number, register_metric
+from vitreous.metrics.base import baseline_name, register_metric
 from vitreous.metrics.baselines import DROP
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.pixel_removal import BOTH_ORDERS, LEAST_RELEVANT, MOST_RELEVANT, CurveMetric, OrderedRemoval
 from vitreous.metrics.ranking import Array, Curve, area, equal_steps, percent_steps
 from vitreous.metrics.requests import ImageShape, RankedRemoval, Request
+from vitreous.registry import choice, number
 
 _ROAD: dict[str, Any] = {
     "family": "faithfulness",
@@ -36,7 +37,7 @@ _ROAD: dict[str, Any] = {
 class _Road(OrderedRemoval):
     """Shared by both orders and their difference."""
 
-    steps: int = number(5, at_least=2)
+    steps: int = number(5, "[2, inf)")
     by: str = choice("probability", "accuracy")
     baseline: str = baseline_name("noisy_linear")
 
@@ -150,8 +151,8 @@ class Road(_Road):
 class _Regions(CurveMetric):
     """Shared by what removes squares: ``min(R, j ceil(R / steps))`` of R squares, from none to all."""
 
-    region: int = number(8, at_least=1)
-    steps: int = number(20, at_least=1)
+    region: int = number(8, "[1, inf)")
+    steps: int = number(20, "[1, inf)")
     baseline: str = baseline_name("mean_channel")
     order = "morf"
 
@@ -282,7 +283,7 @@ class Monotonicity(CurveMetric):
     True
     """
 
-    steps: int = number(28, at_least=1)
+    steps: int = number(28, "[1, inf)")
     baseline: str = baseline_name("blur_rise")
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
@@ -304,7 +305,7 @@ _TOKEN_REMOVAL: dict[str, Any] = {
 class _TokenCurve(CurveMetric):
     """Shared by the four. With ``percent``, a score is given as SkipPLUS gives it: in percent, higher is better."""
 
-    steps: int = number(10, at_least=2)
+    steps: int = number(10, "[2, inf)")
     percent: bool = False
     inserts: ClassVar[bool]
     is_gain: ClassVar[bool]  # whether a better map has a larger area

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.metrics.base import Metric, number, register_metric
+from vitreous.metrics.base import Metric, register_metric
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array
 from vitreous.metrics.requests import Images, ImageShape, Measured, Reattribution, Request
 from vitreous.metrics.similarity import spearman
 from vitreous.models import Preprocess, VisionModel
+from vitreous.registry import number
 from vitreous.tracing.prng import PRNGKey
 
 
@@ -101,8 +102,8 @@ class _Noisy(Metric):
     """Shared by all: noisy copies, their maps, and perhaps a distance of each from the image."""
 
     higher_is_better = False
-    samples: int = number(10, at_least=1)
-    radius: float = number(0.02, at_least=0)
+    samples: int = number(10, "[1, inf)")
+    radius: float = number(0.02, "[0, inf)")
     unchanged: bool = False
     is_worst: ClassVar[bool] = True  # whether the largest of all copies counts, or their mean
     measures: ClassVar[tuple[Callable[[VisionModel, Tensor, Tensor], Tensor], ...]] = ()  # distances of copy and image

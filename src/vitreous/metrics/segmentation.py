@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.metrics.base import choice, number, odd_number, register_metric
+from vitreous.metrics.base import odd_number, register_metric
 from vitreous.metrics.localization import Localisation, LocatedMap, above_mean, average_precision, blurred, top_hits
 from vitreous.metrics.ranking import Array, ratio
+from vitreous.registry import choice, number
 
 _CHEFER = {"explain_class": "pred", "interpolation": "bilinear"}
 _SEGMENTATION: dict[str, Any] = {
@@ -221,7 +222,7 @@ class _Binarised(Localisation):
 
     binarise: str = choice("positive", "mean", "otsu", "quantile")
     kernel: int = odd_number(1)
-    sigma: float = number(2.0, at_least=1e-3)
+    sigma: float = number(2.0, "[1e-3, inf)")
 
     def measure(self, located: LocatedMap) -> float:
         if self.kernel > 1:
@@ -401,7 +402,7 @@ class _TopRanked(Localisation):
     """Shared by both: ``tie_breaking=expected`` is the mean over all orders of equal values, ``random`` one of them."""
 
     tie_breaking: str = choice("expected", "random", kw_only=True)
-    seed: int = number(0, at_least=0, kw_only=True)
+    seed: int = number(0, "[0, inf)", kw_only=True)
 
     def _share(self, located: LocatedMap, count: int) -> float:
         return top_hits(located.values, located.inside, count, self.tie_breaking, self.seed) / count
@@ -476,7 +477,7 @@ class TopKIntersection(_TopRanked):
     'top_k_intersection(k=100)'
     """
 
-    k: int = number(1000, at_least=1)
+    k: int = number(1000, "[1, inf)")
 
     def measure(self, located: LocatedMap) -> float:
         return self._share(located, min(self.k, len(located.values)))

@@ -19,7 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.errors import SpecError
-from vitreous.metrics.base import Metric, baseline_name, choice, number, register_metric
+from vitreous.metrics.base import Metric, baseline_name, register_metric
 from vitreous.metrics.baselines import BASELINES, DROP
 from vitreous.metrics.evaluation import Evaluation
 from vitreous.metrics.ranking import Array, Curve, patched, ratio
@@ -35,6 +35,7 @@ from vitreous.metrics.requests import (
 )
 from vitreous.metrics.similarity import dead, pearson, spearman
 from vitreous.models import Preprocess, VisionModel
+from vitreous.registry import choice, number
 from vitreous.tracing.prng import PRNGKey
 
 _BASELINE = "mean_channel"
@@ -71,7 +72,7 @@ def _difference(model: VisionModel, inputs: Tensor, others: Tensor) -> Tensor:
 class _Patches(Metric):
     """Shared by subsets of patches, each of an exact size."""
 
-    subsets: int = number(128, at_least=2)
+    subsets: int = number(128, "[2, inf)")
     baseline: str = baseline_name(_BASELINE)
     output: str = choice("logit", "probability")
     unit: str = choice("pixel", "token")
@@ -280,8 +281,8 @@ class SensitivityN(_Correlation):
     1000
     """
 
-    subsets: int = number(100, at_least=2)
-    steps: int = number(10, at_least=1)
+    subsets: int = number(100, "[2, inf)")
+    steps: int = number(10, "[1, inf)")
 
     def num_patches(self, patches: int) -> Sequence[float]:
         return list(np.geomspace(1, max(1.0, 0.8 * patches), self.steps))
@@ -326,10 +327,10 @@ class MuFidelity(Metric):
     ('mu_fidelity(subsets=8)',)
     """
 
-    subsets: int = number(200, at_least=2)
+    subsets: int = number(200, "[2, inf)")
     baseline: str = baseline_name("zero_norm")
     output: str = choice("logit", "probability")
-    cells: int = number(9, at_least=2)
+    cells: int = number(9, "[2, inf)")
     share: float = 0.2
     undefined: str = choice("zero", "exclude")
 
@@ -386,7 +387,7 @@ class PartCorrelation(Metric):
 
     baseline: str = baseline_name("mean_channel")
     output: str = choice("logit", "log_probability")
-    least: int = number(3, at_least=2)
+    least: int = number(3, "[2, inf)")
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         return {"parts": WithoutParts(self.baseline)}

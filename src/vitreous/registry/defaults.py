@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from vitreous.registry.registry import check_choice
+from vitreous.registry.parameters import check_choice
 
 MODEL = "timm/vit_base_patch16_224"
 EFFORT_LEVELS = ("quick", "careful", "best")

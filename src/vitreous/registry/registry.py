@@ -1,55 +1,15 @@
-"""What is registered by name, by Vitreous and by other packages, its parameters, and checks of their values."""
+"""What is registered by name, by Vitreous and by other packages, and its parameters."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from numbers import Real
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from vitreous.errors import SpecError, VitreousError, VitreousWarning, nearest, one_line
-
-_MAX_MEMORY = 2**20  # GiB
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse a word that is not one of the choices."""
-    if value not in choices:
-        raise SpecError(f"{name}={value!r} is not one of {', '.join(choices)}")
-
-
-def check_at_least(name: str, value: float, minimum: float) -> None:
-    """Refuse a number that is too small to mean anything."""
-    if not value >= minimum:
-        raise SpecError(f"{name}={value} must be at least {minimum:g}")
-
-
-def check_intervals(parameters: object, **intervals: str) -> None:
-    """Refuse numbers outside their interval, such as ``share="(0, 1]"``: above 0, and at most 1."""
-    for name, interval in intervals.items():
-        value = getattr(parameters, name)
-        lower, upper = (float(end) for end in interval[1:-1].split(","))
-        above_low = lower <= value if interval[0] == "[" else lower < value
-        below_high = value <= upper if interval[-1] == "]" else value < upper
-        if not (above_low and below_high):
-            limits = [f"{'at least' if interval[0] == '[' else 'above'} {lower:g}"]
-            if upper < math.inf:
-                limits.append(f"{'at most' if interval[-1] == ']' else 'below'} {upper:g}")
-            raise SpecError(f"{name}={value} must be {' and '.join(limits)}")
-
-
-def check_memory(memory_gb: Any) -> None:
-    """Refuse a budget that is no number of GiB; without one, there is a default."""
-    if memory_gb is None:
-        return
-    if isinstance(memory_gb, bool) or not isinstance(memory_gb, Real) or not 0 < float(memory_gb) <= _MAX_MEMORY:
-        raise VitreousError(
-            f"memory_gb={memory_gb!r:.60} is not a number of GiB: give one above 0 and up to {_MAX_MEMORY}"
-        )
+from vitreous.errors import SpecError, VitreousWarning, nearest, one_line
 
 
 @dataclass(frozen=True)
