@@ -51,9 +51,9 @@ remembered = functools.lru_cache(explain)
 
 @pytest.fixture
 def plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlugIns]:
-    result = PlugIns(tmp_path / "code", monkeypatch)
-    yield result
-    result.forget()
+    code_files = PlugIns(tmp_path / "code", monkeypatch)
+    yield code_files
+    code_files.forget()
 
 
 def in_package(plug_ins: PlugIns) -> None:
@@ -312,9 +312,9 @@ class Net(nn.Module):
 
 
 def test_a_model_is_known_by_its_code_and_its_attributes_beside_its_weights(plug_ins: PlugIns) -> None:
-    def fingerprint(**given: Any) -> str:
+    def fingerprint(**facts: Any) -> str:
         torch.manual_seed(0)
-        net = plug_ins.load("net").Net(**given).eval()
+        net = plug_ins.load("net").Net(**facts).eval()
         return vt.wrap(net, layer="inner", preprocess=vt.load("world", device="cpu").preprocess).fingerprint
 
     plug_ins.write(net=MODEL)

@@ -43,15 +43,15 @@ def blank(make: Callable[[], nn.Module]) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("value", MODELS)
+@pytest.mark.parametrize("library", MODELS)
 @pytest.mark.parametrize("wanted", MODELS)
-def test_from_each_library_to_each(tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str, wanted: str) -> None:
-    source, model = MODELS[value](), blank(MODELS[wanted])
+def test_from_each_library_to_each(tmp_path: Path, caplog: pytest.LogCaptureFixture, library: str, wanted: str) -> None:
+    source, model = MODELS[library](), blank(MODELS[wanted])
     torch.save({"state_dict": {f"module.{name}": t for name, t in source.state_dict().items()}}, tmp_path / "w.pth")
     with caplog.at_level(logging.INFO, "vitreous"):
         fit(model, tmp_path / "w.pth")
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-4, atol=1e-4)
-    assert (f"translated from {value}'s names" in caplog.text) == (value != wanted)
+    assert (f"translated from {library}'s names" in caplog.text) == (library != wanted)
 
 
 OLDER = {

@@ -149,7 +149,7 @@ def without(names: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Ten
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda w: without(("norm.bias",), w), "1 missing (norm.bias)"),
         (lambda w: {**w, "surplus": torch.ones(2)}, "1 unexpected (surplus)"),
@@ -162,13 +162,13 @@ def without(names: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Ten
         (lambda w: {f"encoder.{k}": v for k, v in w.items()}, "missing (cls_token, "),
     ],
 )
-def test_what_does_not_fit_is_named(weights: dict[str, Tensor], tmp_path: Path, change: Any, told: str) -> None:
+def test_what_does_not_fit_is_named(weights: dict[str, Tensor], tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "weights.pth"
     torch.save(change(weights), path)
     with pytest.raises(CheckpointError) as caught:
         loaded(path)
     assert str(path) in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -224,9 +224,9 @@ def test_files_without_named_tensors(tmp_path: Path, content: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(start=st.sampled_from([b"", b"\x80\x02", b"\x80\x02}q\x00X\x01"]), rest=st.binary(max_size=40))
-def test_any_bytes_are_refused_in_one_way(tmp_path: Path, start: bytes, rest: bytes) -> None:
+@given(start=st.sampled_from([b"", b"\x80\x02", b"\x80\x02}q\x00X\x01"]), ending=st.binary(max_size=40))
+def test_any_bytes_are_refused_in_one_way(tmp_path: Path, start: bytes, ending: bytes) -> None:
     path = tmp_path / "weights.pth"
-    path.write_bytes(start + rest)
+    path.write_bytes(start + ending)
     with pytest.raises(CheckpointError, match="weights"):
         Checkpoint.read(path)

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_one_clear_line(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("gap.txt", "cat\n\nowl\n", r"labels \S*gap\.txt hold no name for class 1"),
         ("twice.json", '{"0": "cat", "0": "dog"}', r"labels \S*twice\.json name class 0 twice: 'cat' and 'dog'"),
@@ -106,9 +106,9 @@ def test_what_is_wrong_is_one_clear_line(case: str) -> None:
         ("deep.json", "[" * 100_000, r"labels \S*deep\.json is no JSON: "),
     ],
 )
-def test_files_that_are_wrong(tmp_path: Path, name: str, text: str | bytes, told: str) -> None:
+def test_files_that_are_wrong(tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
     (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ModelError, match=told) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         read_labels(tmp_path / name)
     assert "\n" not in str(caught.value)
 

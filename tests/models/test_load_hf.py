@@ -259,21 +259,21 @@ PROCESSORS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("kind", "settings", "expected"), PROCESSORS)
 def test_image_processors_make_their_own_pixels(kind: str, settings: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    reference = getattr(hf, kind)(**settings)
-    ours = from_processor(reference)
+    own_processor = getattr(hf, kind)(**settings)
+    ours = from_processor(own_processor)
     assert (ours.size, ours.mode, ours.crop, ours.interpolation) == expected
-    assert ours.mean == pytest.approx(tuple(reference.image_mean))
-    same_pixels(ours, reference)
+    assert ours.mean == pytest.approx(tuple(own_processor.image_mean))
+    same_pixels(ours, own_processor)
 
 
 def test_a_processor_that_no_data_describes_makes_its_own_pixels() -> None:
     """ConvNeXt's resizes its shortest edge to more than that for a small input: nothing in ``size`` says so."""
-    reference = hf.ConvNextImageProcessor(size={"shortest_edge": 64})
-    ours = from_processor(reference)
+    own_processor = hf.ConvNextImageProcessor(size={"shortest_edge": 64})
+    ours = from_processor(own_processor)
     assert (ours.size, ours.mode) == ((64, 64), "own")
-    same_pixels(ours, reference)
+    same_pixels(ours, own_processor)
     width, height = 300, 200
-    resized = int(64 / reference.crop_pct)
+    resized = int(64 / own_processor.crop_pct)
     step = height / resized
     left, top = (width - 64 * step) / 2, (height - 64 * step) / 2
     expected = (left, top, width - left, height - top)

@@ -36,28 +36,28 @@ def config(**changes: Any) -> dict[str, Any]:
     return {**usual, "crop_mode": "center", **changes}
 
 
-def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
+def slowly(recipe: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
     """The definition of a ``Preprocess``, one pixel after the other once the photograph is resized."""
-    height, width = (int(side / how.crop + 1e-9) for side in how.size)
+    height, width = (int(side / recipe.crop + 1e-9) for side in recipe.size)
     scale = {
         "center": max(width / photo.width, height / photo.height),
         "border": min(width / photo.width, height / photo.height),
-    }.get(how.mode)
+    }.get(recipe.mode)
     columns = width if scale is None else max(1, round(photo.width * scale))
     down = height if scale is None else max(1, round(photo.height * scale))
-    if how.mode == "center" and height == width:  # rounded down, unlike the rest
+    if recipe.mode == "center" and height == width:  # rounded down, unlike the rest
         columns = width if photo.width <= photo.height else int(width * photo.width / photo.height)
         down = height if photo.height <= photo.width else int(height * photo.height / photo.width)
-    resized = np.asarray(photo.resize((columns, down), getattr(Image.Resampling, how.interpolation.upper())))
+    resized = np.asarray(photo.resize((columns, down), getattr(Image.Resampling, recipe.interpolation.upper())))
     left, top = (
         round((long - short) / 2) if long >= short else -((short - long) // 2)
-        for long, short in zip((columns, down), how.size[::-1], strict=True)
+        for long, short in zip((columns, down), recipe.size[::-1], strict=True)
     )
-    out = np.empty((*how.size, 3), np.uint8)
-    for y in range(how.size[0]):
-        for x in range(how.size[1]):
+    out = np.empty((*recipe.size, 3), np.uint8)
+    for y in range(recipe.size[0]):
+        for x in range(recipe.size[1]):
             inside = 0 <= y + top < down and 0 <= x + left < columns
-            out[y, x] = resized[y + top, x + left] if inside else [round(255 * value) for value in how.mean]
+            out[y, x] = resized[y + top, x + left] if inside else [round(255 * value) for value in recipe.mean]
     return out
 
 
@@ -69,9 +69,9 @@ def slowly(how: Preprocess, photo: Image.Image) -> np.ndarray[Any, Any]:
 def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolation: str) -> None:
     for size in INPUTS:
         for crop in (0.875, 0.9, 1.0):
-            preprocess = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
+            recipe = Preprocess(size=size, crop=crop, mode=mode, interpolation=interpolation)
             for photo in (photograph(*item) for item in SIZES):
-                assert np.array_equal(np.asarray(preprocess.resize_and_crop(photo)[0]), slowly(preprocess, photo)), (
+                assert np.array_equal(np.asarray(recipe.resize_and_crop(photo)[0]), slowly(recipe, photo)), (
                     size,
                     crop,
                     photo.size,
@@ -87,7 +87,7 @@ def test_data_has_a_definition_that_moves_with_no_library(mode: str, interpolati
 def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tuple[int, int]) -> None:
     """The installed timm's own transform, whatever it does to an input that is not square."""
     asked = config(input_size=(3, *size), crop_mode=mode, crop_pct=crop)
-    transform, preprocess = create_transform(**asked, is_training=False), as_preprocess(asked)
+    transform, recipe = create_transform(**asked, is_training=False), as_preprocess(asked)
     for width, height in SIZES:
         if (
             mode == "border"
@@ -95,11 +95,11 @@ def test_timms_configuration_makes_timms_pixels(mode: str, crop: float, size: tu
         ):
             continue  # so thin that timm itself would resize it to nothing
         photo = photograph(width, height)
-        tensor, seen, box = preprocess.inputs(photo)
+        tensor, seen, box = recipe.inputs(photo)
         assert tensor.equal(transform(photo)), (width, height)
-        assert preprocess.to_tensor(seen).equal(tensor)
+        assert recipe.to_tensor(seen).equal(tensor)
         assert seen.size == (size[1], size[0])
-        assert box == preprocess.resize_and_crop(photo)[1]
+        assert box == recipe.resize_and_crop(photo)[1]
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
@@ -118,9 +118,9 @@ def test_a_views_preprocess_is_its_models(name: str, size: Any) -> None:
     model = timm.create_model(name, img_size=size, embed_dim=24, num_heads=3, depth=1, num_classes=5)
     sides = (size, size) if isinstance(size, int) else size
     transform = create_transform(**{**resolve_model_data_config(model), "input_size": (3, *sides)}, is_training=False)
-    preprocess = vt.wrap(model).preprocess
+    recipe = vt.wrap(model).preprocess
     for photo in (photograph(*item) for item in SIZES):
-        assert preprocess.inputs(photo)[0].equal(transform(photo))
+        assert recipe.inputs(photo)[0].equal(transform(photo))
 
 
 def test_a_networks_preprocess_is_its_models() -> None:
@@ -138,10 +138,10 @@ def test_a_filter_that_a_library_takes_instead_is_named() -> None:
     """timm before 1.0.21 made rectangular crops with a bilinear filter, whichever was asked for."""
     asked = Preprocess(size=(40, 56), mean=(0.5,) * 3, std=(0.5,) * 3, crop=1.0)
     steps = [ResizeKeepRatio((40, 56), interpolation="bilinear"), transforms.CenterCrop((40, 56))]
-    reference = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
-    preprocess = match(reference, asked)
-    assert preprocess == replace(asked, interpolation="bilinear")
-    assert preprocess.inputs(photograph(97, 61))[0].equal(reference(photograph(97, 61)))
+    transform = transforms.Compose([*steps, transforms.ToTensor(), transforms.Normalize((0.5,) * 3, (0.5,) * 3)])
+    recipe = match(transform, asked)
+    assert recipe == replace(asked, interpolation="bilinear")
+    assert recipe.inputs(photograph(97, 61))[0].equal(transform(photograph(97, 61)))
 
 
 def rounded(photo: Image.Image, long: Callable[[float], int], left: Callable[[float], int]) -> torch.Tensor:
@@ -161,10 +161,10 @@ def half_up(value: float) -> int:
 def test_rounding_of_another_kind_is_noticed(long: Callable[[float], int], left: Callable[[float], int]) -> None:
     """Most pictures do not show it: a side cut at a fraction of a pixel, half a pixel beside the crop."""
     data = Preprocess(size=(56, 56), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.875)
-    preprocess = match(partial(rounded, long=long, left=left), data)
-    assert (preprocess == data) == (long is int and left is round)
+    recipe = match(partial(rounded, long=long, left=left), data)
+    assert (recipe == data) == (long is int and left is round)
     for size in ((61, 47), (47, 61), (53, 52)):
-        assert preprocess.inputs(photograph(*size))[0].equal(rounded(photograph(*size), long, left))
+        assert recipe.inputs(photograph(*size))[0].equal(rounded(photograph(*size), long, left))
 
 
 def shifted(photo: Image.Image, by: int) -> torch.Tensor:
@@ -178,14 +178,14 @@ def shifted(photo: Image.Image, by: int) -> torch.Tensor:
 def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None:
     """The pixels are those of the transform, and so is their place: not those of data that should have described it."""
     asked = Preprocess(size=(40, 40), mean=(0.0,) * 3, std=(1.0,) * 3, crop=0.8)
-    preprocess = match(partial(shifted, by=by), asked)
-    assert (preprocess == asked) == (by == 0)
-    assert isinstance(preprocess, Transform) == (by != 0)
-    assert preprocess.mode == mode
+    recipe = match(partial(shifted, by=by), asked)
+    assert (recipe == asked) == (by == 0)
+    assert isinstance(recipe, Transform) == (by != 0)
+    assert recipe.mode == mode
     for width, height in ((100, 70), (333, 500)):
-        tensor, seen, box = preprocess.inputs(photograph(width, height))
+        tensor, seen, box = recipe.inputs(photograph(width, height))
         assert tensor.equal(shifted(photograph(width, height), by))
-        assert preprocess.to_tensor(seen).equal(tensor)
+        assert recipe.to_tensor(seen).equal(tensor)
         left, top, right, bottom = asked.region(width, height)
         step = (right - left) / 40
         assert box == pytest.approx((left + by * step, top, right + by * step, bottom), abs=0.1 * step)
@@ -207,8 +207,8 @@ def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None
         (Preprocess(size=(100, 100), crop=1.0, mode="border"), (500, 1000), (-250, 0, 750, 1000)),
     ],
 )
-def test_boxes_worked_out_on_paper(how: Preprocess, photo: tuple[int, int], box: tuple[float, ...]) -> None:
-    assert how.resize_and_crop(Image.new("RGB", photo))[1] == pytest.approx(box)
+def test_boxes_worked_out_on_paper(recipe: Preprocess, photo: tuple[int, int], box: tuple[float, ...]) -> None:
+    assert recipe.resize_and_crop(Image.new("RGB", photo))[1] == pytest.approx(box)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
@@ -223,8 +223,8 @@ def test_a_marker_lies_where_the_box_says(
     block, left, top = 60, round(place[0] * width), round(place[1] * height)
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[top : top + block, left : left + block] = 255
-    preprocess = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
-    seen, (x0, y0, x1, y1) = preprocess.resize_and_crop(Image.fromarray(pixels))
+    recipe = Preprocess(size=size, mode=mode, crop=0.9, mean=(0.0, 0.0, 0.0), interpolation="bilinear")
+    seen, (x0, y0, x1, y1) = recipe.resize_and_crop(Image.fromarray(pixels))
     light = np.asarray(seen, np.float64)[..., 0] / 255
     columns, down = (x1 - x0) / size[1], (y1 - y0) / size[0]
     x = x0 + columns * np.average(np.arange(size[1]) + 0.5, weights=light.sum(axis=0))
@@ -267,9 +267,9 @@ BENT: dict[str, Callable[[Image.Image], Image.Image]] = {
 @pytest.mark.parametrize("change", BENT)
 def test_what_is_no_plain_crop_has_no_place(change: str) -> None:
     """Rather no place than a wrong one."""
-    preprocess = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
-    assert preprocess.region(200, 150) is None
-    assert preprocess.resize_and_crop(photograph(200, 150))[1] == (0, 0, 200, 150)
+    recipe = Transform(lambda photo: transforms.functional.to_tensor(BENT[change](photo).resize((48, 40))))
+    assert recipe.region(200, 150) is None
+    assert recipe.resize_and_crop(photograph(200, 150))[1] == (0, 0, 200, 150)
 
 
 @pytest.mark.parametrize("colours", ["grey", "swapped", "dim", "coarse"])
@@ -285,14 +285,14 @@ def test_colours_do_not_move_a_crop(colours: str) -> None:
 
 
 def test_a_photograph_too_small_to_measure_has_no_place() -> None:
-    preprocess = Transform(lambda photo: transforms.functional.to_tensor(photo.resize((48, 40))))
-    assert preprocess.region(5, 300) is None
-    assert preprocess.inputs(photograph(1, 1))[2] is None
+    recipe = Transform(lambda photo: transforms.functional.to_tensor(photo.resize((48, 40))))
+    assert recipe.region(5, 300) is None
+    assert recipe.inputs(photograph(1, 1))[2] is None
 
 
 def test_border_fills_with_the_mean_colour() -> None:
-    preprocess = Preprocess(size=(50, 50), crop=1.0, mode="border", mean=(0.2, 0.4, 0.6))
-    seen, _ = preprocess.resize_and_crop(Image.new("RGB", (100, 40), "white"))
+    recipe = Preprocess(size=(50, 50), crop=1.0, mode="border", mean=(0.2, 0.4, 0.6))
+    seen, _ = recipe.resize_and_crop(Image.new("RGB", (100, 40), "white"))
     assert seen.getpixel((25, 2)) == (51, 102, 153)
     assert seen.getpixel((25, 25)) == (255, 255, 255)
 
@@ -301,17 +301,17 @@ def test_border_fills_with_the_mean_colour() -> None:
 
 
 def test_a_tensor_gives_its_picture_again() -> None:
-    preprocess = Preprocess(size=(48, 40))
-    seen, _ = preprocess.resize_and_crop(photograph(90, 70))
-    assert preprocess.to_image(preprocess.to_tensor(seen)).tobytes() == seen.tobytes()
-    far = preprocess.to_image(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
+    recipe = Preprocess(size=(48, 40))
+    seen, _ = recipe.resize_and_crop(photograph(90, 70))
+    assert recipe.to_image(recipe.to_tensor(seen)).tobytes() == seen.tobytes()
+    far = recipe.to_image(torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).expand(3, 2, 2).double())
     assert far.getpixel((0, 0)) == (0, round(0.456 * 255), 255)
 
 
 def test_other_modes_are_brought_to_rgb() -> None:
-    preprocess, grey = Preprocess(size=(8, 8)), photograph(20, 20).convert("L")
-    assert preprocess.resize_and_crop(grey)[0].tobytes() == preprocess.resize_and_crop(grey.convert("RGB"))[0].tobytes()
-    assert preprocess.to_tensor(grey.resize((8, 8))).shape == (3, 8, 8)
+    recipe, grey = Preprocess(size=(8, 8)), photograph(20, 20).convert("L")
+    assert recipe.resize_and_crop(grey)[0].tobytes() == recipe.resize_and_crop(grey.convert("RGB"))[0].tobytes()
+    assert recipe.to_tensor(grey.resize((8, 8))).shape == (3, 8, 8)
 
 
 def test_refusals() -> None:

@@ -204,8 +204,8 @@ def test_a_failure_on_one_photograph_names_it() -> None:
 
 def test_load_takes_it_too() -> None:
     options = {"img_size": 32, "depth": 1, "embed_dim": 24, "num_heads": 3, "num_classes": 5}
-    settings = {"input_size": (3, 32, 32), "crop_pct": 1.0}
-    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=settings, **options)
+    value = {"input_size": (3, 32, 32), "crop_pct": 1.0}
+    model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, preprocess=value, **options)
     assert (model.preprocess.size, model.preprocess.crop) == ((32, 32), 1.0)
 
 
@@ -220,7 +220,7 @@ def test_a_random_transform_is_warned_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("value", "message"),
     [
         (3, r"preprocess: a int is none; give a vt\.Preprocess"),
         ({"size": 224}, r"preprocess: \['size'\] holds none of crop_mode, crop_pct, input_size"),
@@ -233,9 +233,9 @@ def test_a_random_transform_is_warned_about() -> None:
         (lambda photo: 1 / 0, "fails on a PIL image: division by zero"),
     ],
 )
-def test_refusals(given: Any, told: str) -> None:
-    with pytest.raises(ModelError, match=told) as caught:
-        vt.wrap(FAMILIES["vit"](), preprocess=given)
+def test_refusals(value: Any, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        vt.wrap(FAMILIES["vit"](), preprocess=value)
     assert "\n" not in str(caught.value)
 
 

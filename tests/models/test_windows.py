@@ -104,11 +104,11 @@ def test_recursions_from_the_last_block_to_the_first(kind: str) -> None:
     slow = slow_of(kind)
     pairs = slow.full_matrices
     ones = [torch.eye(a.shape[-1], dtype=torch.float64) for a, _ in pairs]
-    collected_scores = [one + (a * g).clamp(min=0).mean(dim=1) for one, (a, g) in zip(ones, pairs, strict=True)]
-    same(slow.maps("generic"), slow.rolled(collected_scores))
-    collected_scores = [one + (a * g).mean(dim=1).clamp(min=0) for one, (a, g) in zip(ones, pairs, strict=True)]
-    same(slow.maps("generic@bt"), slow.rolled(collected_scores))
-    same(slow.maps("grad_rollout"), slow.rolled([item / item.sum(dim=2, keepdim=True) for item in collected_scores]))
+    steps = [one + (a * g).clamp(min=0).mean(dim=1) for one, (a, g) in zip(ones, pairs, strict=True)]
+    same(slow.maps("generic"), slow.rolled(steps))
+    steps = [one + (a * g).mean(dim=1).clamp(min=0) for one, (a, g) in zip(ones, pairs, strict=True)]
+    same(slow.maps("generic@bt"), slow.rolled(steps))
+    same(slow.maps("grad_rollout"), slow.rolled([item / item.sum(dim=2, keepdim=True) for item in steps]))
     for heads, fused in {"mean": torch.mean, "max": torch.amax, "min": torch.amin}.items():
         mixed = [one + fused(a, dim=1) for one, (a, _) in zip(ones, pairs, strict=True)]
         rolled = slow.rolled([item / item.sum(dim=2, keepdim=True) for item in mixed])

@@ -34,24 +34,18 @@ class VisionModel(ABC):
     first inputs. Layers are 0-based and ranges half-open: ``forward_blocks(tokens, start, stop)`` applies blocks
     ``start .. stop - 1``. ``wrap`` and ``load`` return one; an adapter is a subclass, one file for each family.
 
-    Attributes
-    ----------
-    module : nn.Module
-        The model itself.
-    name, family : str
-        For captions, tables and errors; the family is the adapter's.
-    depth, embed_dim, num_heads : int
-        Blocks, length of a token vector, attention heads.
-    num_prefix_tokens : int
-        Tokens before the patches: class token, distillation token, registers.
-    pooling : Pooling
-        How the tokens after the last block become one vector.
-    preprocess : Preprocess
-        How a photograph becomes an input.
-    num_classes : int
-        Length of the logits.
-    class_names : list of str or None
-        Names of the classes in the order of their indices.
+    Notes
+    -----
+    The facts:
+
+    - ``module``: the model itself;
+    - ``name`` and ``family``: for captions, tables and errors; the family is the adapter's;
+    - ``depth``, ``embed_dim``, ``num_heads``: blocks, length of a token vector, attention heads;
+    - ``num_prefix_tokens``: tokens before the patches: class token, distillation token, registers;
+    - ``pooling``: how the tokens after the last block become one vector, a ``Pooling``;
+    - ``preprocess``: how a photograph becomes an input, a ``Preprocess``;
+    - ``num_classes``: length of the logits;
+    - ``class_names``: names of the classes in the order of their indices, or ``None``.
 
     Examples
     --------

@@ -315,7 +315,13 @@ def _find(name: str) -> tuple[Adapter, str]:
 
 
 def list_models() -> list[ModelInfo]:
-    """Return the models that can be loaded by name."""
+    """Return the models that can be loaded by name.
+
+    Examples
+    --------
+    >>> [info.name for info in vt.list_models()][:2]
+    ['world', 'world-shortcut']
+    """
     return [info for adapter in adapters() for info in adapter.models()]
 
 
