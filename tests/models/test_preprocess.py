@@ -195,7 +195,7 @@ def test_another_crop_than_expected_is_used_as_it_is(by: int, mode: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("how", "photo", "box"),
+    ("recipe", "photo", "box"),
     [
         (Preprocess(size=(224, 224)), (512, 512), (32, 32, 480, 480)),
         (Preprocess(size=(100, 100), crop=1.0), (1000, 500), (250, 0, 750, 500)),
