@@ -25,7 +25,7 @@ import vitreous as vt
 from vitreous.web.serve import Server, listen
 
 GOALS = {"page": 1.0, "first paint": 1.0, "prediction": 1.0, "map": 1.0, "try": 0.3}
-PICTURE = "scene-plain-{}"
+PICTURE = "scene-standard-{}"
 
 
 class Client:

@@ -146,12 +146,11 @@ class Client:
 def served(runs: Mapping[str, Path], **more: Any) -> Iterator[Client]:
     """The addresses of runs alone, without the rest of the explorer."""
     import uvicorn
-    from fastapi import FastAPI
 
-    from vitreous.web.runs import router
+    from vitreous.web.app import new_app
+    from vitreous.web.run_view import RunFolder
 
-    app = FastAPI()
-    app.include_router(router(runs, **more))
+    app = new_app({name: RunFolder(folder, **more) for name, folder in runs.items()})
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ from PIL import Image
 
 import vitreous as vt
 
-SCENE = {"model": "world", "picture": "scene-plain-3"}
+SCENE = {"model": "world", "picture": "scene-standard-3"}
 PAIR = {"model": "world", "picture": "scene-pairs-5"}
 
 

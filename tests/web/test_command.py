@@ -88,7 +88,7 @@ def test_ctrl_c_ends_it_cleanly_while_it_works() -> None:
     with started() as (process, address):
         port = int(address.rstrip("/").rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        body = b'{"tasks": [{"kind": "explain", "model": "world", "picture": "scene-plain-3", "method": "rise"}]}'
+        body = b'{"tasks": [{"kind": "explain", "model": "world", "picture": "scene-standard-3", "method": "rise"}]}'
         connection.request("POST", "/api/ask", body, {"content-type": "application/json"})
         response = connection.getresponse()
         while b"progress" not in response.readline():

@@ -42,12 +42,11 @@ def test_what_it_means_and_costs(client: Client, spec: str) -> None:
     assert answer["ok"]
     assert answer["spec"] == method.spec
     assert (answer["forwards"], answer["backwards"]) == (method.num_forwards(world()), method.cost[1])
-    assert (answer["class_specific"], answer["signed"]) == (method.class_specific, method.signed)
+    assert answer["class_specific"] == method.class_specific
 
 
 def test_steps_of_effort_are_spellings_here(client: Client) -> None:
-    answer = look(client, "careful")
-    assert (answer["spec"], answer["title"]) == (vt.recommended_method("careful", world()), "careful")
+    assert look(client, "careful")["spec"] == vt.recommended_method("careful", world())
 
 
 def test_about_how_long_it_takes_is_learnt(client: Client) -> None:

@@ -93,7 +93,7 @@ def test_files_that_cannot_be(client: Client, body: Any) -> None:
 # -- lines -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["plain", "pairs", "shortcut", "moved", "difficult", "bare"])
+@pytest.mark.parametrize("kind", ["standard", "pairs", "shortcut", "moved", "difficult", "parts-removed"])
 def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"model": "world-shortcut", "picture": f"scene-{kind}-4", "target": 5, "contrast": 9, "seed": 3}
     methods = ["ixg", "smooth(ixg, samples=2)"]
@@ -107,7 +107,7 @@ def test_the_lines_of_python_make_the_same_map(client: Client, kind: str, monkey
         assert np.allclose(result.map, decoded(entry["map"]), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["plain", "difficult"])
+@pytest.mark.parametrize("kind", ["standard", "difficult"])
 def test_the_commands_run_and_show_the_same_scene(
     client: Client, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,11 +125,11 @@ def test_the_commands_run_and_show_the_same_scene(
 
 
 def test_the_line_of_why(client: Client) -> None:
-    message = client.task("why", method="ixg")
-    render, why = map(shlex.split, message["command"].splitlines())
+    render, why = map(shlex.split, client.task("why", method="ixg")["command"].splitlines())
+    target = client.fine("/api/predict", SCENE)["top"][0]["index"]
     assert render[:3] == ["vitreous", "world", "render"]
-    page = ["--model", "world", "--method", "ixg", "--target", str(message["target"])]
-    assert why == ["vitreous", "why", "scene-plain-3/scene-0000.png", *page]
+    page = ["--model", "world", "--method", "ixg", "--target", str(target)]
+    assert why == ["vitreous", "why", "scene-standard-3/scene-0000.png", *page]
 
 
 def test_different_questions_have_lines_of_their_own(client: Client) -> None:

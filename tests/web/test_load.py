@@ -69,7 +69,7 @@ def test_fifty_at_once_are_all_answered(client: Client) -> None:
         lambda: client.get("/api/start"),
         lambda: client.post("/api/predict", SCENE),
         lambda: client.post("/api/try", {**SCENE, "removed": gone(3, 4)}),
-        lambda: client.get("/api/pictures/scene-bare-1?model=world"),
+        lambda: client.get("/api/pictures/scene-parts-removed-1?model=world"),
         lambda: client.post("/api/ask", {"tasks": [{**SCENE, "kind": "explain", "method": "generic"}]}),
     ]
     with ThreadPoolExecutor(50) as many:
@@ -261,7 +261,7 @@ def test_an_error_inside_is_one_line_and_the_next_question_is_answered(
     def broken(*given: Any, **more: Any) -> Any:
         raise ZeroDivisionError("secret /home/someone")
 
-    monkeypatch.setattr(handlers, "predict", broken)
+    monkeypatch.setattr(handlers, "_top", broken)
     answer = client.post("/api/predict", SCENE)
     assert (answer.status, answer.json) == (500, {"error": "this went wrong inside: ZeroDivisionError"})
     monkeypatch.setattr(vt, "compare", broken, raising=False)

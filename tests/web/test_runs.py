@@ -81,7 +81,7 @@ def test_the_table_has_the_numbers_of_the_report(client: Client, written: Report
     assert len(lines) == len(message) == len(ALL) * (len(METRICS) + 1)
     for line in lines:
         cell = message[line["data"], line["model"], line["method"], line["metric"]]
-        assert [repr(cell[name]) for name in ("mean", "low", "high", "images")] == [
+        assert [repr(cell[name]) for name in ("mean", "lower", "upper", "images")] == [
             line[name] for name in ("mean", "low", "high", "images")
         ]
         assert ("" if cell["paper"] is None else repr(cell["paper"])) == line["paper"]
@@ -99,18 +99,18 @@ def test_marks_and_flags_are_those_of_the_report(client: Client, written: Report
             }
             for row, name in enumerate(names):
                 cell, test = part["cells"][row][column], tests.get(name)
-                expected = (None, None) if test is None else (test["word"], test["corrected"])
+                expected = ("", None) if test is None else (test["word"], test["corrected"])
                 assert (cell["word"], cell["p"]) == expected
                 letters = [chr(97 + at) for at, group in enumerate(own["ranks"][metric]["groups"]) if name in group]
                 assert cell["letters"] == "".join(letters)
                 marks = [
                     entry["text"] for entry in own["shared"] if (entry["method"], entry["metric"]) == (name, metric)
                 ]
-                assert cell["mark"] == (marks[0] if marks else None)
+                assert cell["shared"] == (marks[0] if marks else "")
         controls = ("random", "constant", "centre")
         flags = [entry for entry in (*own["shared"], *own["flags"]) if entry["method"] not in controls]
         assert part["flags"] == flags
-    assert any(cell["mark"] for row in client.fine("/mine")["parts"][0]["cells"] for cell in row)  # tis drops tokens
+    assert any(cell["shared"] for row in client.fine("/mine")["parts"][0]["cells"] for cell in row)  # tis drops tokens
     assert client.fine("/mine")["parts"][0]["methods"][ALL.index("constant")]["degenerate"] == "12 constant"
 
 
@@ -173,7 +173,7 @@ def test_what_is_said_about_a_picture(client: Client) -> None:
         picture = entry["picture"]
         assert entry["confidence"] == confidence(picture)
         assert entry["predicted"]["index"] == predicted(picture)
-        assert entry["chance"] == (confidence(picture) if right(picture) else confidence(picture) / 10)
+        assert entry["true_confidence"] == (confidence(picture) if right(picture) else confidence(picture) / 10)
         assert entry["true"]["index"] == TRUE[entry["name"]]  # a scene says which creature it shows
         assert entry["correct"] == right(picture)
 
@@ -205,11 +205,11 @@ def test_neighbours_are_those_of_the_order(client: Client) -> None:
     every = [entry["picture"] for entry in client.fine("/mine/cell", **asked)["images"]]
     for place, picture in enumerate(every):
         answer = client.fine("/mine/image", picture=picture, **asked)
-        assert (answer["place"], answer["total"]) == (place, len(every))
+        assert (answer["index"], answer["total"]) == (place, len(every))
         assert answer["previous"] == (every[place - 1] if place else None)
         assert answer["next"] == (every[place + 1] if place + 1 < len(every) else None)
     other = next(image for image in pictures(client) if image not in every)
-    assert client.fine("/mine/image", picture=other, **asked)["place"] is None
+    assert client.fine("/mine/image", picture=other, **asked)["index"] is None
 
 
 def test_scores_for_a_scatter(client: Client) -> None:

@@ -81,7 +81,7 @@ def test_the_page_itself_may_ask(client: Client) -> None:
 
 @pytest.mark.parametrize("point", ["cross-site", "same-site"])
 def test_pages_of_other_sites_cannot_even_embed_a_picture(client: Client, point: str) -> None:
-    assert refused(client, "GET", "/api/pictures/scene-plain-3", sec_fetch_site=point) == 403
+    assert refused(client, "GET", "/api/pictures/scene-standard-3", sec_fetch_site=point) == 403
     assert client.get("/", sec_fetch_site=point).status == 200  # a link may lead here
 
 
@@ -103,7 +103,7 @@ def test_bound_elsewhere_it_asks_for_its_token(guarded: Client) -> None:
     token = guarded.server.token
     assert len(token) >= 30
     assert guarded.server.address.endswith(f"/?token={token}")
-    for path in ("/", "/api/start", "/api/pictures/scene-plain-3", "/api/runs/x", "/nothing"):
+    for path in ("/", "/api/start", "/api/pictures/scene-standard-3", "/api/runs/x", "/nothing"):
         assert refused(guarded, "GET", path) == 403
         assert refused(guarded, "GET", f"{path}?token=") == 403
         assert refused(guarded, "GET", f"{path}?token={token[:-1]}") == 403
@@ -113,7 +113,7 @@ def test_bound_elsewhere_it_asks_for_its_token(guarded: Client) -> None:
     assert refused(guarded, "POST", "/api/pictures", b"x" * 100) == 403
     assert guarded.get(f"/?token={token}").status == 200
     assert guarded.get("/api/start", x_vitreous_token=token).status == 200
-    assert guarded.get(f"/api/pictures/scene-plain-3?token={token}").status == 200
+    assert guarded.get(f"/api/pictures/scene-standard-3?token={token}").status == 200
     assert guarded.post("/api/predict", SCENE, x_vitreous_token=token).status == 200
 
 
@@ -137,7 +137,7 @@ def test_every_answer_has_the_same_guards(client: Client) -> None:
         client.get("/static/common.js"),
         client.get("/api/start"),
         client.get("/favicon.ico"),
-        client.get("/api/pictures/scene-plain-3"),
+        client.get("/api/pictures/scene-standard-3"),
         client.get("/nothing"),
         client.ask("DELETE", "/api/start"),
         client.get("/api/start", host="evil.example"),
@@ -189,10 +189,10 @@ def test_only_files_of_the_page_are_served(client: Client, name: str) -> None:
     "name",
     [
         *UP,
-        "scene-plain-",
-        "scene-plain-01",
-        "scene-plain--1",
-        "scene-plain-9999999999",
+        "scene-standard-",
+        "scene-standard-01",
+        "scene-standard--1",
+        "scene-standard-9999999999",
         "scene-evil-1",
         "p-" + "0" * 16,
         "p-../../etc",

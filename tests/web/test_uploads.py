@@ -143,10 +143,10 @@ BODIES = [
     b'{"tasks": []}',
     b'{"tasks": {}}',
     b'{"questions": [], "format": "png"}',
-    b'{"model":"world","picture":"scene-plain-3","target":1e3}',
-    b'{"model":"world","picture":"scene-plain-3","target":-1}',
-    b'{"model":"world","picture":"scene-plain-3","seed":99999999999999999999}',
-    b'{"model":"world","picture":"scene-plain-3","output":"evil"}',
+    b'{"model":"world","picture":"scene-standard-3","target":1e3}',
+    b'{"model":"world","picture":"scene-standard-3","target":-1}',
+    b'{"model":"world","picture":"scene-standard-3","seed":99999999999999999999}',
+    b'{"model":"world","picture":"scene-standard-3","output":"evil"}',
 ]
 
 

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import vitreous as vt
 from vitreous.errors import VitreousError, one_line
+from vitreous.results.storage import refuse_constant
 from vitreous.viz.canvas import png_bytes
-from vitreous.web import completion, export, handlers
-from vitreous.web.decoder import MOST_BYTES, MOST_PIXELS, Decoder
+from vitreous.web import completion, export, handlers, runs, schemas
+from vitreous.web.decoder import MOST_BYTES, Decoder
 from vitreous.web.jobs import MOST_QUEUED, QueuedWork, WorkQueue, run_soon, stream_events
-from vitreous.web.runs import titles
-from vitreous.web.schemas import (
-    MOST_TASKS,
-    CommandRequest,
-    Download,
-    PartialSpec,
-    Question,
-    Removal,
-    parse,
-)
+from vitreous.web.run_view import RunFolder
+from vitreous.web.schemas import MOST_TASKS, json_response, parse
 from vitreous.web.security import Guard, Refused
 from vitreous.web.session import SCENES, Session, render_scene
 
-__all__ = ["Explorer", "create_app"]
+__all__ = ["Explorer", "create_app", "new_app"]
 
 MOST_JSON = 2 * 2**20
 SMALL_BODY = 2**20  # bytes that are held without asking for room
@@ -47,15 +43,10 @@ _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
 }
 
-Answer = Callable[..., Awaitable[Response]]
-
-
-def json_response(content: Any, status: int = 200) -> Response:
-    """Answer with JSON; in ASCII, for a text may hold what no encoding has."""
-    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
+Endpoint = Callable[..., Awaitable[Response]]
+S = TypeVar("S", bound=schemas.Schema)
 
 
 async def read_body(request: Request, most: int, room: Callable[[], Awaitable[object]] | None = None) -> bytes:
@@ -66,12 +57,12 @@ async def read_body(request: Request, most: int, room: Callable[[], Awaitable[ob
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise Refused(413, f"the request has {declared[:20]} bytes, over {most:,}")
-    parts, start = request.stream(), time.monotonic()
+    chunks, start = request.stream(), time.monotonic()
     data = bytearray()
     try:
         while True:
             left = start + BODY_SECONDS + len(data) / BODY_RATE - time.monotonic()
-            data += await asyncio.wait_for(anext(parts), max(0.0, min(left, SILENCE)))
+            data += await asyncio.wait_for(anext(chunks), max(0.0, min(left, SILENCE)))
             if len(data) > most:
                 raise Refused(413, f"the request has more than {most:,} bytes")
             if room is not None and len(data) > SMALL_BODY:
@@ -89,13 +80,9 @@ async def read_body(request: Request, most: int, room: Callable[[], Awaitable[ob
 
 async def read_json(request: Request) -> dict[str, Any]:
     """Read a JSON object; another kind of content is refused, for a page from elsewhere may send that unasked."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
         raise Refused(415, "the request must be application/json")
-
-    def refuse_constant(word: str) -> None:
-        raise ValueError(word)
-
     try:
         content = json.loads(await read_body(request, MOST_JSON), parse_constant=refuse_constant)
     except (ValueError, RecursionError):
@@ -109,39 +96,35 @@ class Explorer:
     """Everything behind the page: the session, one thread for what takes long and one for short questions.
 
     Short questions have a thread of their own, so that they never wait for a long job: passes of different threads do
-    not see each other.
+    not see each other. ``folders`` are those of runs, ``data`` says where their images are, ``load_options`` is what
+    the models were loaded with.
     """
 
     def __init__(
         self,
         models: Mapping[str, vt.VisionModel],
-        runs: Mapping[str, Path],
+        folders: Mapping[str, Path],
         memory_gb: float | None = None,
         load_options: Mapping[str, Any] | None = None,
+        data: str | Mapping[str, str] | None = None,
     ) -> None:
         self.session = Session(models, memory_gb, load_options)
+        self.runs = {name: RunFolder(folder, data, models) for name, folder in folders.items()}
+        photos = [(render_scene(kind, start), scene.title) for kind, scene in SCENES.items() for start in scene.starts]
         self.start_content = completion.describe_models(self.session.models) | {
-            "runs": titles(runs),
-            "scenes": [
-                {"picture": photo.picture, "title": f"{photo.name}, {scene.title}", "kind": kind}
-                for kind, scene in SCENES.items()
-                for photo in (render_scene(kind, start) for start in scene.starts)
-            ],
-            "limits": {
-                "bytes": MOST_BYTES,
-                "pixels": MOST_PIXELS,
-                "tasks": MOST_TASKS,
-                "passes": completion.MOST_PASSES,
-            },
+            "runs": [{"id": name, "title": folder.title} for name, folder in self.runs.items()],
+            "scenes": [{"picture": photo.picture, "title": f"{photo.name}, {title}"} for photo, title in photos],
+            "limits": {"bytes": MOST_BYTES, "tasks": MOST_TASKS},
         }
         self.arriving, self.uploads = asyncio.Semaphore(_MOST_ARRIVING), asyncio.Semaphore(_MOST_UPLOADS)
         self.long = WorkQueue("vitreous jobs", MOST_QUEUED, low_priority=True)
         self.short = WorkQueue("vitreous questions", _MOST_SHORT)
         self.decoders = [(WorkQueue("vitreous uploads", _MOST_UPLOADS), Decoder()) for _ in range(_NUM_DECODERS)]
+        self._workers = [self.long, self.short, *(worker for worker, _ in self.decoders)]
 
     def drop(self) -> None:
         """Take no more work, and let all there is end at its next report of progress."""
-        for worker in self._workers():
+        for worker in self._workers:
             worker.end()
         for _, decoder in self.decoders:
             decoder.close()
@@ -149,16 +132,10 @@ class Explorer:
     def close(self, seconds: float = 1.0) -> bool:
         """Stop all work; return whether all of it has ended within some seconds."""
         self.drop()
-        ended = [worker.join(seconds) for worker in self._workers()]
+        ended = [worker.join(seconds) for worker in self._workers]
         return all(ended)
 
-    def _workers(self) -> list[WorkQueue]:
-        return [self.long, self.short, *(worker for worker, _ in self.decoders)]
-
     # -- the page --------------------------------------------------------------------------------------
-
-    async def page(self) -> Response:
-        return await self.static("index.html")
 
     async def static(self, name: str) -> Response:
         """Return a file of the page: one of those that lie beside each other in its folder, and nothing else."""
@@ -172,73 +149,40 @@ class Explorer:
 
     # -- short questions -------------------------------------------------------------------------------
 
+    def question(self, schema: type[S], answer: Callable[[Session, S], Any]) -> Endpoint:
+        """Return what answers a short question that comes as JSON."""
+
+        async def respond(request: Request) -> Response:
+            question = parse(schema.model_validate, await read_json(request))
+            return json_response(await self._short(request, lambda: answer(self.session, question)))
+
+        return respond
+
     async def start(self) -> Response:
         return json_response(self.start_content)
 
-    async def methods(self, request: Request) -> Response:
-        model = self.session.model(request.query_params.get("model", ""))
-        return json_response(await self._short(request, lambda: completion.list_methods(model)))
+    async def methods(self, request: Request, model: str = "") -> Response:
+        return json_response(await self._short(request, lambda: completion.list_methods(self.session.model(model))))
 
-    async def classes(self, request: Request) -> Response:
-        model = self.session.model(request.query_params.get("model", ""))
-        query = request.query_params.get("q", "")[:200]
-        return json_response(await self._short(request, lambda: completion.list_classes(model, query)))
+    async def classes(self, request: Request, model: str = "", q: str = "") -> Response:
+        list_classes = completion.list_classes
+        return json_response(await self._short(request, lambda: list_classes(self.session.model(model), q[:200])))
 
-    async def method(self, request: Request) -> Response:
-        partial = parse(PartialSpec.model_validate, await read_json(request))
-        model = self.session.model(partial.model)
+    async def picture(self, request: Request, picture: str, model: str | None = None) -> Response:
+        name = next(iter(self.session.models)) if model is None else model
+        draw = functools.partial(self.session.model_input, name, picture)
+        content = await self._short(request, lambda: png_bytes(draw(), compress_level=3))
+        return Response(content, media_type="image/png")
 
-        def describe() -> dict[str, Any]:
-            content = completion.describe_spec(partial.spec, model)
-            if content["ok"]:
-                passes = content["forwards"] + 2 * content["backwards"]
-                content["seconds"] = self.session.seconds(partial.model, passes)
-            cursor = len(partial.spec) if partial.cursor is None else partial.cursor
-            return content | {"completions": completion.complete(partial.spec, cursor)}
-
-        return json_response(await self._short(request, describe))
-
-    async def upload(self, request: Request) -> Response:
-        name = request.query_params.get("name", "picture")[:200]
+    async def upload(self, request: Request, name: str = "picture") -> Response:
         async with AsyncExitStack() as stack:  # each may hold much, and fifty at once more than there is
             data = await read_body(request, MOST_BYTES, lambda: stack.enter_async_context(self.arriving))
             await stack.enter_async_context(self.uploads)
             worker, decoder = min(self.decoders, key=lambda pair: pair[0].num_jobs)
             add = self.session.photos.add
-            photo = await run_soon(worker, lambda job: add(data, name, decoder), request.is_disconnected)
+            photo = await run_soon(worker, lambda job: add(data, name[:200], decoder), request.is_disconnected)
         size = {"width": photo.image.width, "height": photo.image.height}
         return json_response({"picture": photo.picture, "name": photo.name, **size})
-
-    async def picture(self, picture: str, request: Request) -> Response:
-        model = request.query_params.get("model", next(iter(self.session.models)))
-        self.session.model(model)
-        question = parse(Question.model_validate, {"model": model, "picture": picture})
-        image = await self._short(request, lambda: png_bytes(self.session.model_input(question), compress_level=3))
-        return Response(image, media_type="image/png")
-
-    async def predict(self, request: Request) -> Response:
-        question = parse(Question.model_validate, await read_json(request))
-        self.session.model(question.model)
-        return json_response(await self._short(request, lambda: handlers.predict(self.session, question)))
-
-    async def remove(self, request: Request) -> Response:
-        removal = parse(Removal.model_validate, await read_json(request))
-        removal.mask(self.session.model(removal.model).grid())
-        return json_response(await self._short(request, lambda: handlers.remove(self.session, removal)))
-
-    async def command(self, request: Request) -> Response:
-        questions = parse(CommandRequest.model_validate, await read_json(request)).questions
-
-        def write() -> dict[str, str]:
-            resolved = [self.session.resolve(question) for question in questions]
-            photos = {question.picture: self.session.photos.get(question.picture) for question in resolved}
-            options = self.session.load_options
-            return {
-                "python": export.python_code(resolved, photos, options),
-                "shell": export.shell_commands(resolved, photos, options),
-            }
-
-        return json_response(await self._short(request, write))
 
     async def _short(self, request: Request, work: Callable[[], Any]) -> Any:
         return await run_soon(self.short, lambda job: work(), request.is_disconnected)
@@ -256,67 +200,65 @@ class Explorer:
         return StreamingResponse(events, media_type="application/x-ndjson")
 
     async def download(self, request: Request) -> Response:
-        wanted = parse(Download.model_validate, await read_json(request))
+        wanted = parse(schemas.Download.model_validate, await read_json(request))
         count = len(wanted.questions)
 
-        def write(job: QueuedWork) -> tuple[bytes, str, str]:
+        def write(job: QueuedWork) -> tuple[bytes, str | None, str]:
             maps = [
                 self.session.explain(question, job.part(index / count, (index + 1) / count)).explanation
                 for index, question in enumerate(wanted.questions)
             ]
             content, ending = export.encode_maps(wanted.format, maps, wanted.look)
-            return content, ending, export.file_name(maps, ending)
+            return content, export.MEDIA_TYPES.get(ending), export.file_name(maps, ending)
 
         worker = self.short if all(map(self.session.has_map, wanted.questions)) else self.long
-        content, ending, name = await run_soon(worker, write, request.is_disconnected)
-        media_type = export.MEDIA_TYPES.get(ending, "application/octet-stream")
-        return Response(
-            content, media_type=media_type, headers={"content-disposition": f'attachment; filename="{name}"'}
-        )
+        content, media_type, name = await run_soon(worker, write, request.is_disconnected)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type=media_type or "application/octet-stream", headers=headers)
 
 
-def create_app(
-    explorer: Explorer, token: str | None, names: Sequence[str] | None, routers: Sequence[APIRouter] = ()
-) -> Guard:
+def create_app(explorer: Explorer, token: str | None, names: Sequence[str] | None) -> Guard:
     """Return the app behind its guard."""
-    # its own pages fetch from elsewhere, it may tell others what it does, and believes the name that it is called by
-    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, telemetry=silent)
-    reads: dict[str, Answer] = {
-        "/": explorer.page,
-        "/static/{name}": explorer.static,
-        "/favicon.ico": explorer.icon,
-        "/api/start": explorer.start,
-        "/api/methods": explorer.methods,
-        "/api/classes": explorer.classes,
-        "/api/pictures/{picture}": explorer.picture,
+    app, question = new_app(explorer.runs), explorer.question
+    routes: dict[tuple[str, str], Endpoint] = {
+        ("GET", "/"): functools.partial(explorer.static, "index.html"),
+        ("GET", "/static/{name}"): explorer.static,
+        ("GET", "/favicon.ico"): explorer.icon,
+        ("GET", "/api/start"): explorer.start,
+        ("GET", "/api/methods"): explorer.methods,
+        ("GET", "/api/classes"): explorer.classes,
+        ("GET", "/api/pictures/{picture}"): explorer.picture,
+        ("POST", "/api/pictures"): explorer.upload,
+        ("POST", "/api/predict"): question(schemas.Question, handlers.predict),
+        ("POST", "/api/try"): question(schemas.Removal, handlers.remove),
+        ("POST", "/api/method"): question(schemas.PartialSpec, handlers.describe_spec),
+        ("POST", "/api/command"): question(schemas.CommandRequest, export.write_commands),
+        ("POST", "/api/ask"): explorer.ask,
+        ("POST", "/api/download"): explorer.download,
     }
-    posts: dict[str, Answer] = {
-        "/api/pictures": explorer.upload,
-        "/api/predict": explorer.predict,
-        "/api/try": explorer.remove,
-        "/api/method": explorer.method,
-        "/api/ask": explorer.ask,
-        "/api/download": explorer.download,
-        "/api/command": explorer.command,
-    }
-    for verb, answers in (("GET", reads), ("POST", posts)):
-        for path, answer in answers.items():
-            app.add_api_route(path, answer, methods=[verb], response_model=None)
-    for router in routers:
-        app.include_router(router)
-    app.add_exception_handler(VitreousError, _explain_error)
-    for status in (404, 405):
-        app.add_exception_handler(status, _explain_missing)
+    for (verb, path), endpoint in routes.items():
+        app.add_api_route(path, endpoint, methods=[verb], response_model=None)
     return Guard(app, token, names)
 
 
-async def _explain_error(request: Request, error: Exception) -> Response:
-    status = error.status if isinstance(error, Refused) else 422
-    return json_response({"error": one_line(str(error))}, status)
+def new_app(folders: Mapping[str, RunFolder]) -> FastAPI:
+    """Return an app that knows the addresses of runs, and says in one line what goes wrong."""
+    # its own pages fetch from elsewhere, it may tell others what it does, and believes the name that it is called by
+    silent: Any = dict.fromkeys(("tracing", "metrics", "logs", "auto_configure"), False)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, telemetry=silent)
+    app.state.runs = folders
+    app.include_router(runs.routes)
+    for error in (VitreousError, OSError, RequestValidationError, 404, 405):
+        app.add_exception_handler(error, _explain)
+    return app
 
 
-async def _explain_missing(request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    message = "there is nothing at this address" if status == 404 else f"{request.method} is not for this address"
-    return json_response({"error": message}, status)
+async def _explain(request: Request, error: Exception) -> Response:
+    """Answer with one line about what went wrong."""
+    if isinstance(error, HTTPException):
+        is_missing = error.status_code == 404
+        message = "there is nothing at this address" if is_missing else f"{request.method} is not for this address"
+        return json_response({"error": message}, error.status_code)
+    if isinstance(error, RequestValidationError):
+        return json_response({"error": schemas.first_error(error.errors())}, 422)
+    return json_response({"error": one_line(str(error))[:500]}, getattr(error, "status", 404))

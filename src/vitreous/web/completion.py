@@ -14,6 +14,7 @@ from vitreous.methods.base import refuse_unfit  # what explain would refuse is k
 from vitreous.registry import format_value
 from vitreous.registry.defaults import EFFORT_LEVELS, display_name
 from vitreous.registry.spec import tokenize
+from vitreous.web.schemas import attributes
 from vitreous.web.security import Refused
 
 __all__ = ["check_allowed", "complete", "describe_spec", "list_classes", "list_methods", "num_passes", "parse_method"]
@@ -50,20 +51,9 @@ def describe_models(models: Mapping[str, vt.VisionModel]) -> dict[str, Any]:
 
 
 def _describe_model(name: str, model: vt.VisionModel) -> dict[str, Any]:
-    height, width = model.grid()
     methods = [spec for spec in _DEFAULT_METHODS if _refusal(vt.get_method(spec), model) is None]
-    return {
-        "name": name,
-        "title": name,
-        "grid": [height, width],
-        "size": list(model.preprocess.size),
-        "classes": max(model.num_classes, 2),
-        "depth": model.depth,
-        "heads": model.num_heads,
-        "patches": height * width,
-        "attention": model.attention,
-        "default_methods": [EFFORT_LEVELS[0], *methods],
-    }
+    description = attributes(model, "depth", "attention")
+    return {"name": name, "grid": model.grid(), "default_methods": [EFFORT_LEVELS[0], *methods], **description}
 
 
 def list_methods(model: vt.VisionModel) -> list[dict[str, Any]]:
@@ -72,30 +62,11 @@ def list_methods(model: vt.VisionModel) -> list[dict[str, Any]]:
 
 
 def _describe_method(info: Any, model: vt.VisionModel) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": info.name,
-        "family": info.family,
-        "summary": info.summary,
-        "cost": info.cost_text,
-        "combinator": info.is_combinator,
-        "bases": info.num_bases,
-        "aliases": list(info.aliases),
-        "presets": list(info.presets),
-        "slow": info.is_slow,
-        "forwards": None,
-        "backwards": None,
-        "class_specific": None,
-        "grid": "token",
-        "layers": False,
-    }
+    entry = attributes(info, "name", "family", "summary", "cost_text", "is_combinator", "aliases")
     if info.is_combinator:
         return entry
     method = info.factory()
-    entry |= {
-        "class_specific": info.class_specific,
-        "grid": method.grid,
-        "layers": method.is_layerwise or method.has_layer_choice,
-    }
+    entry |= attributes(method, "class_specific", "grid")
     if (reason := _refusal(method, model)) is not None:
         return entry | {"refused": reason}
     return entry | {"forwards": method.num_forwards(model), "backwards": method.cost[1]}
@@ -181,16 +152,8 @@ def describe_spec(spec: str, model: vt.VisionModel) -> dict[str, Any]:
         if match is None:
             return {"ok": False, "error": {"message": str(error), "at": None}}
         return {"ok": False, "error": {"message": match[1], "at": min(int(match[2]) - 1, len(spec))}}
-    return {
-        "ok": True,
-        "spec": method.spec,
-        "title": display_name(method.spec),
-        "forwards": method.num_forwards(model),
-        "backwards": method.cost[1],
-        "class_specific": method.class_specific,
-        "signed": method.signed,
-        "grid": method.grid,
-    }
+    cost = {"forwards": method.num_forwards(model), "backwards": method.cost[1]}
+    return {"ok": True, **attributes(method, "spec", "class_specific"), **cost}
 
 
 # -- how a spec may go on ------------------------------------------------------------------------------
@@ -233,7 +196,8 @@ def _offers(before: str) -> Iterator[tuple[str, str]]:
     call, last = _open_call(tokens), tokens[-1]
     info = _find(["", *tokens][-2] if last == "@" else call.name, infos)
     if info is not None and last == "@":
-        yield from ((name, _format_preset(values)) for name, values in info.presets.items())
+        for name, values in info.presets.items():
+            yield name, ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults"
     elif info is not None and last in ("(", ",", "="):
         yield from (_values if last == "=" else _arguments)(info, call, infos)
 
@@ -277,10 +241,6 @@ def _arguments(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[s
         if parameter not in bases and parameter.name not in call.keys:
             default = "" if parameter.required else format_value(parameter.default)
             yield f"{parameter.name}=", f"default {default}"
-
-
-def _format_preset(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items()) or "the defaults"
 
 
 def _names(infos: Iterable[Any]) -> Iterator[tuple[str, str]]:

@@ -15,12 +15,12 @@ import vitreous as vt
 from vitreous import viz
 from vitreous.html import Section, report
 from vitreous.registry.defaults import display_name
-from vitreous.web.schemas import Array, Question, Rendering
-from vitreous.web.session import SCENES, Photo, scene_of
+from vitreous.web.schemas import Array, CommandRequest, Question, Rendering, attributes
+from vitreous.web.session import SCENES, Session, scene_of
 
-__all__ = ["MEDIA_TYPES", "encode_maps", "file_name", "python_code", "shell_commands", "why_command"]
+__all__ = ["MEDIA_TYPES", "encode_maps", "file_name", "why_command", "write_commands"]
 
-MEDIA_TYPES = {"png": "image/png", "svg": "image/svg+xml", "npy": "application/octet-stream", "html": "text/html"}
+MEDIA_TYPES = {"png": "image/png", "svg": "image/svg+xml", "html": "text/html"}
 _OPTIONS = {"prompts": "--prompt"}
 """Words of ``load`` that are called otherwise on the command line."""
 _TILE = 360
@@ -29,26 +29,29 @@ _COLUMNS = 4
 # -- the lines that make a map again -------------------------------------------------------------------
 
 
-def python_code(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
-    """Return a few lines of Python; ``options`` are what the models were loaded with."""
+def write_commands(session: Session, request: CommandRequest) -> dict[str, str]:
+    """Return the lines of Python, and the commands, that make some maps again."""
+    questions = [session.resolve(question) for question in request.questions]
+    return {"python": _python_code(session, questions), "shell": _shell_commands(session, questions)}
+
+
+def _python_code(session: Session, questions: Sequence[Question]) -> str:
     imports, lines = ["import vitreous as vt"], []
     model = picture = None
     for group in _groups(questions):
         first = group[0]
         if model != first.model:
-            arguments = "".join(f", {name}={value!r}" for name, value in options.items())
-            lines.append(f"model = vt.load({first.model!r}{arguments})")
+            lines.append(f"model = vt.load({first.model!r}{_arguments(session.load_options)})")
         if (model, picture) != (first.model, first.picture):
             scene = scene_of(first.picture)
             if scene is None:
-                lines.append(f"image = {photos[first.picture].name!r}")
+                lines.append(f"image = {session.photos.get(first.picture).name!r}")
             else:
+                kind, start = scene
                 imports = [imports[0], "from vitreous import world", "from vitreous.world.dataset import to_images"]
-                kind = SCENES[scene[0]]
-                batch = kind.code.format(f'world.World("test", 1, start={scene[1] + kind.offset}).batch()')
-                lines.append(f"(image,) = to_images(world.render({batch}).images)")
+                lines.append(f"(image,) = to_images(world.render({SCENES[kind].code(start)}).images)")
         model, picture = first.model, first.picture
-        arguments = "".join(f", {name}={value!r}" for name, value in _settings(first, "target contrast output seed"))
+        arguments = _arguments(_settings(first, "target", "contrast", "output", "seed"))
         methods = [question.method for question in group]
         if len(methods) == 1:
             lines += [f"explanation = vt.explain(model, image, {methods[0]!r}{arguments})", "explanation.show()"]
@@ -57,26 +60,27 @@ def python_code(questions: Sequence[Question], photos: Mapping[str, Photo], opti
     return "\n".join([*imports, "", *lines])
 
 
-def shell_commands(questions: Sequence[Question], photos: Mapping[str, Photo], options: Mapping[str, Any]) -> str:
-    """Return the same as commands, one a line."""
+def _arguments(options: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={value!r}" for name, value in options.items())
+
+
+def _shell_commands(session: Session, questions: Sequence[Question]) -> str:
     lines, groups = [], _groups(questions)
     for number, group in enumerate(groups, 1):
-        render, path = _image_file(photos[group[0].picture])
+        render, start = _command_start(session, group[0], "compare")
         lines += [line for line in render if line not in lines]
-        words = ["vitreous", "compare", path, *_model_words(group[0], options)]
-        words += [word for question in group for word in ("--method", question.method or "")]
-        words += [word for setting in _settings(group[0], "target contrast output seed") for word in _option(*setting)]
-        words += ["--out", f"maps-{number}.png" if len(groups) > 1 else "maps.png"]
-        lines.append(shlex.join(words))
+        methods = _flags({"method": [question.method for question in group]})
+        settings = _flags(_settings(group[0], "target", "contrast", "output", "seed"))
+        out = f"maps-{number}.png" if len(groups) > 1 else "maps.png"
+        lines.append(shlex.join([*start, *methods, *settings, "--out", out]))
     return "\n".join(lines)
 
 
-def why_command(question: Question, photo: Photo, options: Mapping[str, Any]) -> str:
+def why_command(session: Session, question: Question) -> str:
     """Return the command that writes the page of one image."""
-    lines, path = _image_file(photo)
-    words = ["vitreous", "why", path, *_model_words(question, options), "--method", question.method or ""]
-    words += [word for setting in _settings(question, "target seed") for word in _option(*setting)]
-    return "\n".join([*lines, shlex.join(words)])
+    lines, start = _command_start(session, question, "why")
+    settings = {"method": question.method, **_settings(question, "target", "seed")}
+    return "\n".join([*lines, shlex.join([*start, *_flags(settings)])])
 
 
 def _groups(questions: Iterable[Question]) -> list[list[Question]]:
@@ -87,33 +91,36 @@ def _groups(questions: Iterable[Question]) -> list[list[Question]]:
     return list(groups.values())
 
 
-def _settings(question: Question, names: str) -> list[tuple[str, Any]]:
+def _settings(question: Question, *names: str) -> dict[str, Any]:
     """Return the named fields that are not what is usual."""
-    pairs = [(name, getattr(question, name)) for name in names.split()]
-    return [(name, value) for name, value in pairs if value not in (None, Question.model_fields[name].default)]
+    usual = {name: (None, Question.model_fields[name].default) for name in names}
+    return {name: value for name, value in attributes(question, *names).items() if value not in usual[name]}
 
 
-def _image_file(photo: Photo) -> tuple[list[str], str]:
-    """Return the commands that an image needs to be a file, and the file."""
-    scene = scene_of(photo.picture)
-    if scene is None:
-        return [], photo.name
-    kind, start = scene
-    index = SCENES[kind].offset
-    options = ["--n", "3" if index else "1", "--start", str(start), "--kind", kind]
-    render = shlex.join(["vitreous", "world", "render", "--out", photo.picture, *options])
-    return [render], f"{photo.picture}/scene-{index:04d}.png"
+def _command_start(session: Session, question: Question, command: str) -> tuple[list[str], list[str]]:
+    """Return the commands that an image needs to be a file, and how a command about this file and its model begins."""
+    render, file = [], session.photos.get(question.picture).name
+    scene = scene_of(question.picture)
+    if scene is not None:
+        kind, start = scene
+        index = SCENES[kind].offset
+        options = _flags({"out": question.picture, "n": 3 if index else 1, "start": start, "kind": kind})
+        render = [shlex.join(["vitreous", "world", "render", *options])]
+        file = f"{question.picture}/scene-{index:04d}.png"
+    return render, ["vitreous", command, file, *_flags({"model": question.model, **session.load_options})]
 
 
-def _model_words(question: Question, options: Mapping[str, Any]) -> list[str]:
-    return ["--model", question.model, *(word for option in options.items() for word in _option(*option))]
-
-
-def _option(name: str, value: Any) -> list[str]:
-    flag = _OPTIONS.get(name, "--" + name.replace("_", "-"))
-    if isinstance(value, bool):
-        return [flag if value else flag.replace("--", "--no-", 1)]
-    return [word for item in (value if isinstance(value, list | tuple) else [value]) for word in (flag, str(item))]
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as the command line has them; a list is repeated."""
+    words = []
+    for name, value in options.items():
+        flag = _OPTIONS.get(name, "--" + name.replace("_", "-"))
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            items = value if isinstance(value, list | tuple) else [value]
+            words += [word for item in items for word in (flag, str(item))]
+    return words
 
 
 # -- files ---------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import vitreous as vt
 from vitreous import viz
-from vitreous.decision_report import Why, build, class_assignment_method, trust
+from vitreous.decision_report import build, class_assignment_method, trust
 from vitreous.errors import ModelError, TargetError, VitreousError
 from vitreous.evaluation.evidence import blurred, replaced
 
@@ -25,23 +26,9 @@ from vitreous.methods.rollout import read_rows
 from vitreous.tracing import Activation, Context, Pass, Record, Target, probabilities
 from vitreous.viz.canvas import png_data_uri
 from vitreous.viz.panels import strength
-from vitreous.web import export
-from vitreous.web.completion import parse_method
+from vitreous.web import completion, export, schemas
 from vitreous.web.jobs import QueuedWork, Work
-from vitreous.web.schemas import (
-    MOST_COMPARED,
-    TASK,
-    Array,
-    CurveTask,
-    HeadsTask,
-    MapTask,
-    OwnersTask,
-    Question,
-    Removal,
-    Task,
-    encode_array,
-    parse,
-)
+from vitreous.web.schemas import Array, Question, Task, attributes, encode_array
 from vitreous.web.security import Refused
 from vitreous.web.session import Progress, Session
 
@@ -66,8 +53,7 @@ _HEAD_ROWS = {
 
 def predict(session: Session, question: Question) -> dict[str, Any]:
     """Return what the model says, and the true class where that is known."""
-    model, image = session.model(question.model), session.model_input(question)
-    start = time.perf_counter()
+    model, image = session.model(question.model), session.model_input(question.model, question.picture)
     top, true_class = _top(model, _probabilities(model, image)), session.photos.get(question.picture).true_class
     truth = None
     try:
@@ -76,12 +62,12 @@ def predict(session: Session, question: Question) -> dict[str, Any]:
             truth = {"index": index, "label": model.label(index)}
     except TargetError:
         pass  # the model knows other classes
-    return {"top": top, "truth": truth, "milliseconds": 1000 * (time.perf_counter() - start)}
+    return {"top": top, "truth": truth}
 
 
-def remove(session: Session, request: Removal) -> dict[str, Any]:
+def remove(session: Session, request: schemas.Removal) -> dict[str, Any]:
     """Return the image without some patches, and what the model says about exactly that image."""
-    model, image = session.model(request.model), session.model_input(request)
+    model, image = session.model(request.model), session.model_input(request.model, request.picture)
     changed = _without(image, request.mask(model.grid()), request.fill)
     after = _probabilities(model, changed)
     target = int(_probabilities(model, image).argmax()) if request.target is None else request.target
@@ -122,19 +108,28 @@ def _png(image: Image.Image) -> str:
     return png_data_uri(image.convert("RGB"), compress_level=3)
 
 
+def describe_spec(session: Session, partial: schemas.PartialSpec) -> dict[str, Any]:
+    """Return what a spec that is being typed means and costs, and how it may go on."""
+    content = completion.describe_spec(partial.spec, session.model(partial.model))
+    if content["ok"]:
+        content["seconds"] = session.seconds(partial.model, content["forwards"] + 2 * content["backwards"])
+    cursor = len(partial.spec) if partial.cursor is None else partial.cursor
+    return content | {"completions": completion.complete(partial.spec, cursor)}
+
+
 # -- tasks ---------------------------------------------------------------------------------------------
 
 
 def plan_work(session: Session, tasks: Sequence[Any]) -> list[Work]:
     """Return what is to be done for each task. One that cannot be understood says so when its turn comes."""
     parsed = [_parse(session, task) for task in tasks]
-    maps = [task.question for task in parsed if isinstance(task, MapTask) and task.kind == "explain"]
+    maps = [task.question for task in parsed if isinstance(task, schemas.MapTask) and task.kind == "explain"]
     return [_work(session, task, maps) for task in parsed]
 
 
 def _parse(session: Session, data: Any) -> Task | VitreousError:
     try:
-        task = parse(TASK.validate_python, data)
+        task = schemas.parse(schemas.TASK.validate_python, data)
         session.model(task.model)
     except VitreousError as error:
         return error
@@ -143,7 +138,7 @@ def _parse(session: Session, data: Any) -> Task | VitreousError:
 
 def _work(session: Session, task: Task | VitreousError, maps: Sequence[Question]) -> Work:
     if isinstance(task, VitreousError):
-        return Work(_refuse(task))
+        return Work(functools.partial(_refuse, task))
     question = task.question
     if task.kind == "explain":
         alike = [q for q in maps if q.model_copy(update={"method": question.method}) == question]
@@ -156,55 +151,40 @@ def _work(session: Session, task: Task | VitreousError, maps: Sequence[Question]
         "heads": heads,
         "curve": curve,
     }
-    answer, asked = answers[task.kind], question if isinstance(task, MapTask) else task
-    return Work(lambda job: answer(session, asked, job))
+    return Work(lambda job: answers[task.kind](session, task, job))
 
 
-def _refuse(error: VitreousError) -> Callable[[QueuedWork], Any]:
-    def run(job: QueuedWork) -> Any:
-        raise error
-
-    return run
+def _refuse(error: VitreousError, job: QueuedWork) -> Any:
+    raise error
 
 
 def explain(session: Session, question: Question, job: QueuedWork, together: Sequence[Question] = ()) -> dict[str, Any]:
     """Return a map; cheap maps that were asked for together share their passes."""
     session.prepare(together, job.on_progress)
     result = session.explain(question, job.on_progress)
-    return encode_map(result.explanation) | {"seconds": result.seconds, "warnings": list(result.warnings)}
-
-
-def encode_map(e: vt.Explanation) -> dict[str, Any]:
-    """Return an explanation as data."""
+    e = result.explanation
     return {
+        **attributes(e, "target", "label", "probability", "method", "title", "caption", "class_specific"),
         "map": encode_array(e.map.numpy()),
         "signed": e.scale.signed,
-        "grid": "pixel" if tuple(e.map.shape) == (e.image.height, e.image.width) else "token",
-        "target": e.target,
-        "label": e.label,
-        "probability": e.probability,
-        "method": e.method,
-        "title": e.title,
-        "caption": e.caption,
-        "class_specific": e.class_specific,
-        "output": e.output,
-        "identity": None if e.identity is None else dict(e.identity),
+        "seconds": result.seconds,
+        "warnings": list(result.warnings),
     }
 
 
-def check(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
+def check(session: Session, task: Task, job: QueuedWork) -> dict[str, Any]:
     """Return what cheap tests say about a map."""
-    result = session.check(question, job.part)
-    tests = [{"name": test.name, **trust(test)} for test in result.tests]
-    return {"verdict": result.verdict, "sentence": result.sentence, "tests": tests}
+    result = session.check(task.question, job.part)
+    tests = [{"name": test.name, **dataclasses.asdict(trust(test))} for test in result.tests]
+    return {**attributes(result, "verdict", "sentence"), "tests": tests}
 
 
-def layers(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
+def layers(session: Session, task: Task, job: QueuedWork) -> dict[str, Any]:
     """Return the map of a method from every start layer: what ``plus`` sums."""
-    model = session.model(question.model)
-    method = parse_method(question.method, model)
+    model, question = session.model(task.model), task.question
+    method = completion.parse_method(question.method, model)
     if not isinstance(method, LayerSum):
-        method = parse_method(f"plus({method.spec})", model)
+        method = completion.parse_method(f"plus({method.spec})", model)
     assert isinstance(method, LayerSum)
     of_sum = question.model_copy(update={"method": method.spec, "seed": 0})
     maps = session.explain(of_sum, job.on_progress).explanation.extras["layers"].numpy()
@@ -220,20 +200,15 @@ def head_rows(a: Activation) -> Tensor:
     return torch.stack([a.value[:, :, rows].mean(dim=2) for rows in read_rows(a.model, a.value)]).sum(dim=0)
 
 
-def heads(session: Session, task: HeadsTask, job: QueuedWork) -> dict[str, Any]:
+def heads(session: Session, task: schemas.HeadsTask, job: QueuedWork) -> dict[str, Any]:
     """Return where each head of a layer attends."""
     model, layer = session.model(task.model), task.layer
     if not layer < model.depth:
         raise Refused(422, f"layer {layer} is outside 0..{model.depth - 1} of {model.name}")
-    inputs = model.preprocess.to_tensor(session.model_input(task))[None]
+    inputs = model.preprocess.to_tensor(session.model_input(task.model, task.picture))[None]
     record = Record(attention_point(model), head_rows, (layer,), grad=False)
-    context = Context(
-        model,
-        inputs,
-        Target.of(model, 1),
-        memory_gb=session.memory_gb,
-        on_progress=lambda num_passes: job.on_progress(0.5),
-    )
+    target, memory_gb = Target.of(model, 1), session.memory_gb
+    context = Context(model, inputs, target, memory_gb=memory_gb, on_progress=lambda num_passes: job.on_progress(0.5))
     cache = context.run_pass(Pass((record,)))
     (recorded,) = cache[record]
     rows = recorded.unbind(dim=2 if recorded.ndim == 5 else 1)
@@ -242,13 +217,14 @@ def heads(session: Session, task: HeadsTask, job: QueuedWork) -> dict[str, Any]:
     return {"layer": layer, "heads": entries, "rows": _HEAD_ROWS[model.pooling.kind]}
 
 
-def curve(session: Session, task: CurveTask, job: QueuedWork) -> dict[str, Any]:
+def curve(session: Session, task: schemas.CurveTask, job: QueuedWork) -> dict[str, Any]:
     """Return what the model says as patches go or come, strongest first, beside random orders.
 
     Each state is the image that ``remove`` would show, asked about as it is. A random order read backwards swaps the
     two curves, so both are taken; random orders are the same for every map, and asked about once.
     """
-    model, image, grid = session.model(task.model), session.model_input(task), session.model(task.model).grid()
+    model, image = session.model(task.model), session.model_input(task.model, task.picture)
+    grid = model.grid()
     maps, inputs = torch.from_numpy(task.map.values())[None], model.preprocess.to_tensor(image)[None]
     values = to_grid(maps, "token", model, inputs)[0]
     if tuple(values.shape) != grid:
@@ -266,27 +242,20 @@ def curve(session: Session, task: CurveTask, job: QueuedWork) -> dict[str, Any]:
     curves = _along(model, image, masks, task.fill, target, job).reshape(len(orders), 2, len(counts))
     if random is None:
         random = session.random_curves.put(key, np.mean((curves[1:], curves[1:, ::-1, ::-1]), axis=(0, 1)))
-    fractions, (deletion, insertion) = np.array(counts) / count, curves[0]
+    fractions, names = np.array(counts) / count, ("deletion", "insertion")
+    areas = [float(((curve[1:] + curve[:-1]) / 2) @ np.diff(fractions)) for curve in curves[0]]
+    pictures = [_png(_without(image, masks[step], task.fill)) for step in _STRIP_STEPS]
     return {
+        **dict(zip(names, curves[0].tolist(), strict=True)),
         "removed": fractions.tolist(),
-        "deletion": deletion.tolist(),
-        "insertion": insertion.tolist(),
-        "auc": {"deletion": _area(deletion, fractions), "insertion": _area(insertion, fractions)},
-        "random": {"deletion": random[0].tolist(), "insertion": random[1].tolist()},
+        "auc": dict(zip(names, areas, strict=True)),
+        "random": dict(zip(names, random.tolist(), strict=True)),
         "strip": [
-            {
-                "fraction": float(fractions[step]),
-                "picture": _png(_without(image, masks[step], task.fill)),
-                "probability": float(deletion[step]),
-            }
-            for step in _STRIP_STEPS
+            {"fraction": float(fractions[step]), "picture": picture, "probability": float(curves[0, 0, step])}
+            for step, picture in zip(_STRIP_STEPS, pictures, strict=True)
         ],
         "target": target,
     }
-
-
-def _area(curve: Array, fractions: Array) -> float:
-    return float(((curve[1:] + curve[:-1]) / 2) @ np.diff(fractions))
 
 
 def _mask(order: Array, count: int, invert: bool, grid: tuple[int, int]) -> Array:
@@ -311,28 +280,20 @@ def _along(
     return np.array([result[key] for key in keys])
 
 
-def owners(session: Session, task: OwnersTask, job: QueuedWork) -> dict[str, Any]:
+def owners(session: Session, task: schemas.OwnersTask, job: QueuedWork) -> dict[str, Any]:
     """Return which of some classes owns which patch, by VAR."""
     model = session.model(task.model)
     classes = list(dict.fromkeys(model.class_index(index) for index in task.compare_classes))
-    if not 2 <= len(classes) <= MOST_COMPARED:
-        raise Refused(422, f"compare_classes has {len(classes)} classes; from 2 to {MOST_COMPARED} can be compared")
+    most = schemas.MOST_COMPARED
+    if not 2 <= len(classes) <= most:
+        raise Refused(422, f"compare_classes has {len(classes)} classes; from 2 to {most} can be compared")
     return _encode_owners(_owners(session, task, classes, job.on_progress))
 
 
 def _owners(session: Session, question: Question, classes: Sequence[int], on_progress: Progress) -> vt.Explanation:
-    model = session.model(question.model)
-    explanation: vt.Explanation = vt.compare(
-        model,
-        session.photos.get(question.picture).image,
-        [class_assignment_method(model)],
-        classes[0],
-        compare_classes=list(classes),
-        output="logprob",
-        seed=question.seed,
-        memory_gb=session.memory_gb,
-        progress=on_progress,
-    )[0]
+    method = class_assignment_method(session.model(question.model))
+    changes: dict[str, Any] = {"target": classes[0], "contrast": None, "output": "logprob", "compare_classes": classes}
+    (explanation,) = session.compare(question, [method], on_progress, **changes)
     return explanation
 
 
@@ -350,61 +311,31 @@ def _encode_owners(e: vt.Explanation) -> dict[str, Any]:
     }
 
 
-def why(session: Session, question: Question, job: QueuedWork) -> dict[str, Any]:
-    """Return all that stands on the page of ``vitreous why``, as data."""
-    question = question.model_copy(update={"contrast": None})  # the contrast is a part of the answer
-    model = session.model(question.model)
-    result = session.explain(question, job.part(0.0, 0.2))
-    e = result.explanation
+def why(session: Session, task: Task, job: QueuedWork) -> dict[str, Any]:
+    """Return what stands on the page of ``vitreous why`` beside its maps, as data."""
+    question = task.question.model_copy(update={"contrast": None})  # the contrast is a part of the answer
+    e = session.explain(question, job.part(0.0, 0.2)).explanation
     if e.target is None:
         raise Refused(422, "why asks about a class")
-    target = e.target
+    question_of_class = session.resolve(question).model_copy(update={"target": e.target})
 
     def explain(method: str | None = None, contrast: int | None = None, compare_classes: Any = None) -> vt.Explanation:
         if method is not None:
             return _owners(session, question, compare_classes, job.part(0.35, 0.4))
-        versus = question.model_copy(update={"target": target, "contrast": contrast})
+        versus = question_of_class.model_copy(update={"contrast": contrast})
         return session.explain(versus, job.part(0.2, 0.35)).explanation
 
     def check() -> vt.CheckResult:
         job.on_progress(0.4)
         return session.check(question, lambda first, last: job.part(0.4 + 0.6 * first, 0.4 + 0.6 * last))
 
-    asked = session.resolve(question).model_copy(update={"target": target})
-    command = export.why_command(asked, session.photos.get(question.picture), session.load_options)
-    answer = build(model, e, explain, check, command)
-    return encode_map(e) | {"warnings": list(result.warnings)} | _encode_why(answer)
-
-
-def _encode_why(answer: Why) -> dict[str, Any]:
+    command = export.why_command(session, question_of_class)
+    answer = build(session.model(question.model), e, explain, check, command)
     page = answer.page()
-    contrast = None
-    if answer.contrast is not None and answer.runner_up is not None:
-        index, name = answer.runner_up
-        names = {"label": answer.explanation.label, "rival": name, "index": index}
-        contrast = encode_map(answer.contrast) | names
     return {
-        "title": page.title,
-        "lead": page.lead,
-        "says": [
-            {"index": index, "label": label, "probability": probability} for index, label, probability in answer.classes
-        ],
-        "tried": [
-            {
-                "picture": _png(test.picture),
-                "words": test.caption,
-                "percent": test.probability,
-                "change": test.change,
-                "note": test.note,
-            }
-            for test in page.tried
-        ],
-        "tried_text": page.tried_text,
+        **attributes(page, "title", "lead", "trust_text", "command", "settings"),
         "criterion": answer.criterion,
-        "contrast": contrast,
+        "notes": [test.note for test in page.tried],
+        "trust": [dataclasses.asdict(test) for test in page.trust],
         "owners": None if answer.class_assignment is None else _encode_owners(answer.class_assignment),
-        "trust": list(page.trust),
-        "trust_text": page.trust_text,
-        "command": page.command,
-        "settings": page.settings,
     }

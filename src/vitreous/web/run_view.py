@@ -6,12 +6,10 @@ chosen, and in which order.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, Any, Literal
@@ -32,7 +30,7 @@ from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
 from vitreous.results.storage import to_plain
 from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
-from vitreous.web.schemas import encode_array
+from vitreous.web.schemas import attributes, encode_array
 from vitreous.web.security import Refused
 
 __all__ = ["Facts", "Filters", "OpenedRun", "RunFolder", "RunPart"]
@@ -77,7 +75,7 @@ class Facts:
 class RunPart:
     """The results of one model on one data set, and how to look at them; ``images`` may be a reason why there are none.
 
-    ``model`` is the loaded model with the same weights, by its name, if there is one.
+    ``model`` is the loaded model with the same weights, ``model_name`` its name, if there is one.
     """
 
     def __init__(
@@ -86,13 +84,14 @@ class RunPart:
         store: SafeStore,
         plans: Sequence[RecordedPlan],
         images: RunImages | str,
-        model: tuple[str, VisionModel] | None = None,
+        model_name: str | None,
+        model: VisionModel | None,
     ) -> None:
         self.result, self.images, self._store, self._plans, self._lock = result, images, store, plans, Lock()
-        self.model_name = None if model is None else model[0]
-        self.model = None if model is None else model[1]
+        self.model_name, self.model = model_name, model
         self.names, self.digests = result.table.images, result.scores.digests
         self.rows = {digest: row for row, digest in enumerate(self.digests)}
+        self.facts = self._facts()
 
     def row(self, picture: str) -> int:
         if picture not in self.rows:
@@ -124,8 +123,7 @@ class RunPart:
 
     # -- what is known -----------------------------------------------------------------------------------
 
-    @cached_property
-    def facts(self) -> Facts:
+    def _facts(self) -> Facts:
         confidence = self.result.table.confidence
         missing = np.full(len(self.names), math.nan)
         pred, label = (confidence.get(name, missing) for name in ("pred", "label"))
@@ -182,36 +180,27 @@ class RunPart:
         names = self.images.class_names if isinstance(self.images, RunImages) else ()
         return names[index] if 0 <= index < len(names) else f"class {index}"
 
-    @cached_property
     def classes(self) -> list[dict[str, Any]]:
-        """Every class that is predicted or true of some image, and of how many; by their names."""
+        """Return every class that is predicted or true of some image, and of how many; by their names."""
         predicted, true = self.facts.predicted, self.facts.true
-        classes: list[dict[str, Any]] = [
-            {
-                "index": index,
-                "label": self.class_name(index),
-                "predicted": int((predicted == index).sum()),
-                "true": int((true == index).sum()),
-            }
-            for index in sorted({*predicted.tolist(), *true.tolist()} - {UNKNOWN})
-        ]
+        indices = {*predicted.tolist(), *true.tolist()} - {UNKNOWN}
+        counts = [{"predicted": int((predicted == i).sum()), "true": int((true == i).sum())} for i in indices]
+        classes = [self._describe_class(i) | count for i, count in zip(indices, counts, strict=True)]
         return sorted(classes, key=lambda entry: (entry["label"].lower(), entry["index"]))
+
+    def _describe_class(self, index: int) -> dict[str, Any]:
+        return {"index": index, "label": self.class_name(index)}
 
     def describe(self, row: int) -> dict[str, Any]:
         """Return what is known about an image, as data."""
-        facts = self.facts
-        predicted, true = (
-            None if index == UNKNOWN else {"index": index, "label": self.class_name(index)}
-            for index in (int(facts.predicted[row]), int(facts.true[row]))
-        )
+        facts = {name: plain(column[row]) for name, column in vars(self.facts).items()}
+        classes = {name: facts[name] for name in ("predicted", "true")}
         return {
+            **facts,
+            **{name: None if i == UNKNOWN else self._describe_class(i) for name, i in classes.items()},
+            "correct": None if facts["correct"] == UNKNOWN else bool(facts["correct"]),
             "picture": self.digests[row],
             "name": self.names[row],
-            "confidence": to_plain(facts.confidence[row]),
-            "chance": to_plain(facts.true_confidence[row]),
-            "predicted": predicted,
-            "true": true,
-            "correct": None if facts.correct[row] == UNKNOWN else bool(facts.correct[row]),
         }
 
     def describe_method(self, name: str) -> dict[str, Any]:
@@ -231,10 +220,9 @@ class RunPart:
         facts = self.facts
         passes = np.ones(len(self.names), bool)
         correct = None if filters.correct is None else int(filters.correct == "yes")
-        wanted = ((facts.predicted, filters.predicted), (facts.true, filters.true), (facts.correct, correct))
-        for column, value in wanted:
+        for name, value in (("predicted", filters.predicted), ("true", filters.true), ("correct", correct)):
             if value is not None:
-                passes &= column == value
+                passes &= getattr(facts, name) == value
         if filters.low > 0 or filters.high < 1:
             passes &= (facts.confidence >= filters.low) & (facts.confidence <= filters.high)
         if filters.name:
@@ -263,8 +251,8 @@ class RunPart:
         result, scores = self.result, self.result.scores
         left_out = {**scores.unreadable, **scores.uncertain}
         entry: dict[str, Any] = {
+            **attributes(result, "name", "reference"),
             "part": number,
-            "name": result.name,
             "model": scores.label,
             "data": scores.data,
             "images": len(self.names),
@@ -272,27 +260,24 @@ class RunPart:
             "loaded": self.model_name,
             "pictures": isinstance(self.images, RunImages),
             "why": self.images if isinstance(self.images, str) else "",
-            "reference": result.reference,
-            "missing": {"wanted": scores.missing.wanted, "cells": scores.missing.cells},
-            "absent": list(scores.missing.metrics),
             "left_out": [{"name": name, "why": why} for name, why in list(left_out.items())[:_MOST_NAMES]],
             "left_out_count": len(left_out),
         }
         if result.is_empty:
-            return {**entry, "methods": [], "metrics": [], "cells": [], "flags": [], "notes": [], "classes": []}
+            return entry | {name: [] for name in ("methods", "metrics", "cells", "flags", "notes", "classes")}
         methods, metrics, statistics = result.table.methods, result.table.metrics, result.statistics
+        cells = [[result.cell(name, metric) for metric in metrics] for name in methods]
         flags = [*statistics.shared, *statistics.flags]
-        return {
-            **entry,
-            "methods": [self._method(name) for name in methods],
-            "metrics": [self._metric(metric) for metric in metrics],
-            "cells": [[self._cell(name, metric) for metric in metrics] for name in methods],
-            "flags": [dataclasses.asdict(flag) for flag in flags if flag.method not in CONTROLS],
+        return entry | {
+            "methods": [self._describe_row(name) for name in methods],
+            "metrics": [{"name": column.metric, **_plain_fields(column)} for column in result.columns],
+            "cells": [[None if cell is None else _plain_fields(cell) for cell in row] for row in cells],
+            "flags": [flag.to_json() for flag in flags if flag.method not in CONTROLS],
             "notes": list(statistics.notes),
-            "classes": self.classes,
+            "classes": self.classes(),
         }
 
-    def _method(self, name: str) -> dict[str, Any]:
+    def _describe_row(self, name: str) -> dict[str, Any]:
         counts, cost = self.result.table.degenerate[name], self.result.scores.costs.get(name)
         return {
             **self.describe_method(name),
@@ -302,59 +287,23 @@ class RunPart:
             "degenerate": ", ".join(f"{count} {kind}" for kind, count in counts.items() if count),
         }
 
-    def _metric(self, metric: str) -> dict[str, Any]:
-        column, trial = self.result.column(metric), self.result.table.meta_verdicts[metric]
-        return {
-            "name": metric,
-            "up": column.higher_is_better,
-            "digits": column.digits,
-            "span": None if column.span == (0.0, 0.0) else list(column.span),
-            "chance": to_plain(column.chance),
-            "trial": None if trial is None else {"verdict": trial.verdict, "text": str(trial)},
-        }
 
-    def _cell(self, name: str, metric: str) -> dict[str, Any] | None:
-        cell = self.result.cell(name, metric)
-        if cell is None:
-            return None
-        facts = {key: to_plain(value) for key, value in dataclasses.asdict(cell).items()}
-        renamed = {new: facts.pop(old) for new, old in (("low", "lower"), ("high", "upper"), ("best", "is_best"))}
-        shared = facts.pop("shared") or None
-        return {**facts, **renamed, "word": cell.word or None, "mark": shared}
+def _plain_fields(item: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as data."""
+    return {name: plain(value) for name, value in vars(item).items()}
 
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """A run as it was at one moment."""
+    """A run as it was at one moment; ``table`` is everything that its first page shows."""
 
-    title: str
-    parts: tuple[RunPart, ...]
-    damaged: tuple[str, ...]
+    parts: Sequence[RunPart]
+    table: dict[str, Any]
 
     def part(self, number: int) -> RunPart:
         if number >= len(self.parts):
             raise Refused(404, f"this run has {len(self.parts)} parts, counted from 0; there is no {number}")
         return self.parts[number]
-
-    @cached_property
-    def table(self) -> dict[str, Any]:
-        """Everything that the first page of a run shows."""
-        results = [part.result for part in self.parts]
-        return {
-            "title": self.title,
-            "lead": describe_run(results),
-            "state": describe_state(results),
-            "notes": self._notes,
-            "parts": [part.table(number) for number, part in enumerate(self.parts)],
-        }
-
-    @property
-    def _notes(self) -> list[str]:
-        if not self.damaged:
-            return []
-        names, more = ", ".join(self.damaged[:_MOST_DAMAGED]), len(self.damaged) - _MOST_DAMAGED
-        names += f" and {more} more" if more > 0 else ""
-        return [f"Damaged, and left out: {names}. The command that made the run makes damaged units again."]
 
 
 class RunFolder:
@@ -410,14 +359,27 @@ class RunFolder:
         for scores in collect(store, lookups):
             own = images.get(scores.data, "the run has no such data set")
             fingerprint = scores.config.fingerprint
-            model = next((item for item in self.models.items() if str(Snapshot(item[1]).recent) == fingerprint), None)
-            parts.append(RunPart(ModelResult.of(scores, protocol), store, plans, own, model))
-            parts[-1].facts  # noqa: B018 - read now, so that all damage is known
+            loaded = (item for item in self.models.items() if str(Snapshot(item[1]).recent) == fingerprint)
+            parts.append(RunPart(ModelResult.of(scores, protocol), store, plans, own, *next(loaded, (None, None))))
         if not parts:
             raise VitreousError("there is no plan for what its run.json asks for: start the run again")
-        opened = OpenedRun(self._title(manifest), tuple(parts), tuple(sorted(store.damaged)))
-        opened.table  # noqa: B018 - what cannot be told is told here, once
-        return opened
+        results = [part.result for part in parts]
+        table = {
+            "title": self._title(manifest),
+            "lead": describe_run(results),
+            "state": describe_state(results),
+            "notes": _notes(sorted(store.damaged)),
+            "parts": [part.table(number) for number, part in enumerate(parts)],
+        }
+        return OpenedRun(parts, table)
+
+
+def _notes(damaged: Sequence[str]) -> list[str]:
+    if not damaged:
+        return []
+    names, more = ", ".join(damaged[:_MOST_DAMAGED]), len(damaged) - _MOST_DAMAGED
+    names += f" and {more} more" if more > 0 else ""
+    return [f"Damaged, and left out: {names}. The command that made the run makes damaged units again."]
 
 
 def _manifest(store: SafeStore) -> dict[str, Any]:

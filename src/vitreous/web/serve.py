@@ -22,7 +22,6 @@ from vitreous.benchmark.store import Store
 from vitreous.errors import VitreousError
 from vitreous.web.app import Explorer, create_app
 from vitreous.web.connections import BACKLOG, TimedProtocol
-from vitreous.web.runs import router
 from vitreous.web.security import LOOPBACK
 
 __all__ = ["Server", "listen", "named_runs"]
@@ -52,9 +51,9 @@ class Server:
         host = f"[{host}]" if ":" in host else host
         self.token = None if ip.is_loopback else secrets.token_urlsafe(24)
         self.address = f"http://{host}:{self.port}/" + ("" if self.token is None else f"?token={self.token}")
-        self.explorer = Explorer(models, runs, memory_gb, load_options)
+        self.explorer = Explorer(models, runs, memory_gb, load_options, data)
         names = [*LOOPBACK, host.lower()] if ip.is_loopback else None
-        guard = create_app(self.explorer, self.token, names, [router(runs, data, models)])
+        guard = create_app(self.explorer, self.token, names)
         options: dict[str, Any] = {
             "http": TimedProtocol,
             "backlog": BACKLOG,

@@ -10,8 +10,8 @@ import time
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from PIL import Image
@@ -25,7 +25,7 @@ from vitreous.registry import check_memory
 from vitreous.registry.defaults import display_name
 from vitreous.web.completion import num_passes, parse_method
 from vitreous.web.decoder import Decoder
-from vitreous.web.schemas import Question
+from vitreous.web.schemas import Question, attributes
 from vitreous.web.security import Refused
 
 __all__ = ["MapResult", "Photo", "Photos", "Recent", "Session", "collect_warnings", "scene_of"]
@@ -80,42 +80,38 @@ def _num_bytes(image: Image.Image) -> int:
 
 @dataclass(frozen=True)
 class SceneKind:
-    """Scenes of the world that are drawn in one way, and how they are made in Python."""
+    """Scenes of the world that are drawn in one way: by a function of ``vitreous.world`` with some options."""
 
     title: str
     starts: tuple[int, ...]
     """Which are offered."""
-    change: Callable[[Any], Any] = lambda scenes: scenes
-    code: str = "{}"
+    function: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     offset: int = 0
     """The first scene is made with this many others."""
 
+    def batch(self, start: int) -> world.Batch:
+        """Return the scene of the test split with this number."""
+        batch = world.World("test", 1, start=start + self.offset).batch()
+        return getattr(world, self.function)(batch, **self.options) if self.function else batch
+
+    def code(self, start: int) -> str:
+        """Return the same as an expression in Python."""
+        batch = f'world.World("test", 1, start={start + self.offset}).batch()'
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"world.{self.function}({batch}{options})" if self.function else batch
+
 
 SCENES = {
-    "plain": SceneKind("a creature", (3, 7, 20)),
-    "pairs": SceneKind("two creatures", (5, 9), world.pair, "world.pair({})"),
-    "shortcut": SceneKind("with a marker that gives the class away", (1, 15), world.add_marker, "world.add_marker({})"),
-    "moved": SceneKind(
-        "with the marker of another class",
-        (1, 15),
-        lambda scenes: world.add_marker(scenes, moved=True),
-        "world.add_marker({}, moved=True)",
-    ),
+    "standard": SceneKind("a creature", (3, 7, 20)),
+    "pairs": SceneKind("two creatures", (5, 9), "pair"),
+    "shortcut": SceneKind("with a marker that gives the class away", (1, 15), "add_marker"),
+    "moved": SceneKind("with the marker of another class", (1, 15), "add_marker", {"moved": True}),
     # of three, each harder than the one before, the middle one
-    "difficult": SceneKind(
-        "hidden and dim",
-        (12, 18),
-        lambda scenes: world.make_difficult(scenes, 0.5),
-        "world.make_difficult({}, 0.5)",
-        1,
-    ),
-    "bare": SceneKind(
-        "with parts missing",
-        (1, 10),
-        lambda scenes: world.remove_parts(scenes, whole_share=0.0),
-        "world.remove_parts({}, whole_share=0.0)",
-    ),
+    "difficult": SceneKind("hidden and dim", (12, 18), "make_difficult", {"level": 0.5}, offset=1),
+    "parts-removed": SceneKind("with parts missing", (1, 10), "remove_parts", {"whole_share": 0.0}),
 }
+"""By the names that ``vitreous world render`` has for them."""
 _SCENE = re.compile(rf"scene-({'|'.join(SCENES)})-(0|[1-9][0-9]{{0,8}})")
 
 
@@ -137,8 +133,7 @@ def scene_of(picture: str) -> tuple[str, int] | None:
 
 def render_scene(kind: str, start: int) -> Photo:
     """Return a scene of the test split as ``vitreous world render`` draws it."""
-    scene = SCENES[kind]
-    batch = scene.change(world.World("test", 1, start=start + scene.offset).batch())
+    batch = SCENES[kind].batch(start)
     pixels = (world.render(batch, _SCENE_SIDE).images[0] * 255).round().byte().permute(1, 2, 0).numpy()
     name = world.unpack(batch)[0].name
     return Photo(f"scene-{kind}-{start}", name, Image.fromarray(pixels), name)
@@ -177,10 +172,10 @@ class _WarningCollector:
     def __init__(self, before: Any) -> None:
         self.before = before
 
-    def __call__(self, message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+    def __call__(self, message: Warning | str, category: type[Warning], *position: Any, **options: Any) -> None:
         texts = getattr(_local, "texts", None)
         if texts is None or not issubclass(category, VitreousWarning):
-            self.before(message, category, *place, **options)
+            self.before(message, category, *position, **options)
         elif (text := one_line(str(message))) not in texts:
             texts.append(text)
 
@@ -258,13 +253,12 @@ class Session:
             raise Refused(404, f"there is no model {name!r:.60} here; there is {', '.join(self.models)}")
         return self.models[name]
 
-    def model_input(self, question: Question) -> Image.Image:
-        """Return what the model sees of the image, in 8 bits."""
-        key = question.model, question.picture
-        image = self._inputs.get(key)
+    def model_input(self, model: str, picture: str) -> Image.Image:
+        """Return what a model sees of an image, in 8 bits."""
+        image = self._inputs.get((model, picture))
         if image is None:
-            photo = self.photos.get(question.picture)
-            image = self._inputs.put(key, self.model(question.model).preprocess.inputs(photo.image)[1])
+            photo = self.photos.get(picture)
+            image = self._inputs.put((model, picture), self.model(model).preprocess.inputs(photo.image)[1])
         return image
 
     def resolve(self, question: Question) -> Question:
@@ -292,13 +286,12 @@ class Session:
     def check(self, question: Question, part: Callable[[float, float], Progress]) -> vt.CheckResult:
         """Return what cheap tests say about a map; ``part`` gives the progress of a part of the work."""
         question = self.resolve(question)
-        result = self.explain(question, part(0.0, 0.2))
-        checked = self._checks.get(question)
-        if checked is None:
-            model, progress = self.model(question.model), part(0.2, 1.0)
-            checked = vt.check(result.explanation, model, memory_gb=self.memory_gb, progress=progress)
-            self._checks.put(question, checked)
-        return checked
+        e = self.explain(question, part(0.0, 0.2)).explanation
+        result = self._checks.get(question)
+        if result is None:
+            result = vt.check(e, self.model(question.model), memory_gb=self.memory_gb, progress=part(0.2, 1.0))
+            self._checks.put(question, result)
+        return result
 
     def prepare(self, questions: Sequence[Question], on_progress: Progress | None = None) -> None:
         """Make the cheap maps among those that are asked about one class of one image, their passes shared.
@@ -307,20 +300,15 @@ class Session:
         """
         cheap: list[Question] = []
         for question in questions:
-            try:
+            with suppress(VitreousError):
                 question = self.resolve(question)
                 method = vt.get_method(question.method or "")
-                passes = num_passes(method, self.model(question.model))
-            except VitreousError:
-                continue
-            is_cheap = passes <= _SHARED_PASSES and not method.info.is_slow
-            if is_cheap and question not in cheap and self.maps.get(question) is None:
-                cheap.append(question)
+                is_cheap = num_passes(method, self.model(question.model)) <= _SHARED_PASSES and not method.info.is_slow
+                if is_cheap and question not in cheap and self.maps.get(question) is None:
+                    cheap.append(question)
         if len(cheap) > 1:
-            try:
+            with suppress(VitreousError):
                 self._explain(cheap, on_progress)
-            except VitreousError:
-                return
 
     def _explain(self, questions: Sequence[Question], on_progress: Progress | None) -> list[MapResult]:
         first = questions[0]
@@ -328,17 +316,7 @@ class Session:
         methods = [vt.get_method(question.method or "") for question in questions]
         start = time.perf_counter()
         with collect_warnings() as texts:
-            comparison = vt.compare(
-                model,
-                photo.image,
-                methods,
-                first.target,
-                contrast=first.contrast,
-                output=first.output,
-                seed=first.seed,
-                memory_gb=self.memory_gb,
-                progress=on_progress,
-            )
+            comparison = self.compare(first, methods, on_progress)
         seconds = time.perf_counter() - start
         self._pace[first.model].append((sum(num_passes(method, model) for method in methods), seconds))
         by_method = _warnings_by_method([e.method for e in comparison], texts)
@@ -348,6 +326,14 @@ class Session:
             e = dataclasses.replace(e, original_image=None, name=photo.name)
             results.append(self.maps.put(question, MapResult(e, by_method[e.method], seconds / len(questions))))
         return results
+
+    def compare(
+        self, question: Question, methods: Sequence[str | vt.Method], on_progress: Progress | None, **changes: Any
+    ) -> vt.Comparison:
+        """Return the maps of some methods; ``changes`` are options of ``vt.compare`` that the question does not say."""
+        model, image = self.model(question.model), self.photos.get(question.picture).image
+        options = attributes(question, "target", "contrast", "output", "seed") | changes
+        return vt.compare(model, image, methods, memory_gb=self.memory_gb, progress=on_progress, **options)
 
     def seconds(self, model: str, passes: float) -> float | None:
         """Return about how long so many passes take here, by what has run; ``None`` while nothing has."""

@@ -50,7 +50,7 @@ export class ImagePage {
 
   /** What is asked: the picture, the model, the class, the methods. */
   #aside() {
-    const names = this.store.start.models.map(({ name, title }) => el("option", { value: name }, title ?? name));
+    const names = this.store.start.models.map(({ name }) => el("option", { value: name }, name));
     this.model = el("select", { class: "field code", "aria-label": "Model", onchange: () => this.#change() }, names);
     const narrow = matchMedia("(max-width: 760px)");
     const fold = el("details", { class: "fold", open: !narrow.matches });

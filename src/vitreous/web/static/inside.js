@@ -119,8 +119,8 @@ export class LayersView {
   }
 
   /** Whether a method can be asked from every layer without a long wait. */
-  #layered({ combinator, refused, grid, family, forwards, backwards }) {
-    return !combinator && !refused && grid === "token" && family !== "control" && forwards + backwards <= 4;
+  #layered({ is_combinator, refused, grid, family, forwards, backwards }) {
+    return !is_combinator && !refused && grid === "token" && family !== "control" && forwards + backwards <= 4;
   }
 
   get #name() {

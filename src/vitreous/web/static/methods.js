@@ -143,7 +143,7 @@ class MethodBrowser {
 
   #row(each) {
     const there = this.store.names.includes(each.name);
-    const price = each.refused ? "refused" : each.combinator ? `${each.name}(…)` : (each.cost ?? cost(each));
+    const price = each.refused ? "refused" : each.is_combinator ? `${each.name}(…)` : (each.cost_text ?? cost(each));
     const blind = each.class_specific === false && !each.refused ? " Knows no class." : "";
     const words = [
       el("b", {}, each.name),
@@ -152,7 +152,7 @@ class MethodBrowser {
     ];
     const node = button(words, () => this.#take(each, there), {
       class: "method",
-      "aria-pressed": each.combinator ? null : String(there),
+      "aria-pressed": each.is_combinator ? null : String(there),
       disabled: Boolean(each.refused),
       dataset: { name: each.name },
     });
@@ -161,7 +161,7 @@ class MethodBrowser {
 
   /** A method is added or removed; a combinator is begun in the box, for it needs a base. */
   #take(each, there) {
-    if (each.combinator) {
+    if (each.is_combinator) {
       this.onclose();
       this.begin(`${each.name}(`);
       return;

@@ -133,7 +133,6 @@ export function mount(element, id, parameters, navigate) {
 // -- its table
 
 const TRIAL = { passes: "good", weak: "weak", fails: "bad", blind: "bad" };
-const UNSEEN = "no trial has seen this metric";
 
 export function tableView(context) {
   const { id, table, change } = context;
@@ -176,7 +175,7 @@ export function tableView(context) {
 
   function sort(name, part, state) {
     const metric = part.metrics.find((each) => each.name === name);
-    const first = metric?.up ? "descending" : "ascending";
+    const first = metric?.higher_is_better ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
     const way = state.sort === name && state.way === first ? other : first;
     announce(`Sorted by ${name}, ${way}`);
@@ -189,19 +188,19 @@ export function tableView(context) {
     const [method, metric] = [part.methods[row], part.metrics[column]];
     const there = { ...UNFILTERED, view: "cell", method: method.name, metric: metric.name, page: "0", picture: "" };
     const mean = digits(found.mean, metric.digits);
-    const [low, high] = [found.low, found.high].map((each) => digits(each, metric.digits));
-    const between = found.low === null ? "" : `${low} to ${high}`;
+    const [low, high] = [found.lower, found.upper].map((each) => digits(each, metric.digits));
+    const between = found.lower === null ? "" : `${low} to ${high}`;
     const words = [
       `${method.title}, ${metric.name}: ${mean}`, between && `95 % interval ${between}`, compared(found),
-      found.mark && `shares with the metric: ${found.mark}`, "show its pictures",
+      found.shared && `shares with the metric: ${found.shared}`, "show its pictures",
     ];
     const properties = {
       href: runAddress(id, moved(state, there)), class: "score", dataset: { key: `cell ${row} ${column}` },
       "aria-label": words.filter(Boolean).join("; "),
     };
     return el("a", properties,
-      star(found), found.best ? el("b", {}, mean) : mean, found.letters && el("sup", {}, found.letters),
-      found.mark && el("sup", { title: `shared with the metric: ${found.mark}` }, "◆"),
+      star(found), found.is_best ? el("b", {}, mean) : mean, found.letters && el("sup", {}, found.letters),
+      found.shared && el("sup", { title: `shared with the metric: ${found.shared}` }, "◆"),
       between && el("small", {}, between),
       whisker(found, metric),
       found.images < part.images && el("small", {}, `${found.images} of ${part.images} pictures`),
@@ -241,9 +240,8 @@ function titleOf(metric) {
 }
 
 function trialOf(metric) {
-  const told = metric.trial?.verdict ?? "not tried";
-  const word = el("span", { class: TRIAL[told] ?? null }, told);
-  return el("small", { title: metric.trial?.text ?? UNSEEN }, "on trial: ", word);
+  const word = el("span", { class: TRIAL[metric.verdict] ?? null }, metric.verdict);
+  return el("small", { title: metric.verdict_text }, "on trial: ", word);
 }
 
 function nameOf(method) {
@@ -271,7 +269,7 @@ function whisker(found, metric) {
   const at = (value) => (4 + (96 * (Math.min(Math.max(value, low), high) - low)) / (high - low)).toFixed(1);
   const line = (kind, from, to, y1, y2) => svg("line", { class: kind, x1: at(from), x2: at(to), y1, y2 });
   return svg("svg", { class: "whisker", viewBox: "0 0 104 10", "aria-hidden": "true" },
-    found.low !== null && line("reach", found.low, found.high, 5, 5),
+    found.lower !== null && line("reach", found.lower, found.upper, 5, 5),
     metric.chance !== null && line("tick", metric.chance, metric.chance, 0, 10),
     svg("circle", { class: "dot", cx: at(found.mean), cy: 5, r: 3 }));
 }
@@ -285,7 +283,7 @@ function legend(part) {
       + "≈: not told apart from it; blue ▾: worse than it. "
       + "Methods that share a letter are not told apart by their mean ranks.",
   ];
-  if (all.some((each) => each.mark)) {
+  if (all.some((each) => each.shared)) {
     lines.push("◆ The method itself asks the model about pictures changed in the way that the metric changes them.");
   }
   const printed = all.some((each) => each.paper !== null);

@@ -137,7 +137,7 @@ export function digits(value, count) {
 
 /** An arrow for the way that is better. */
 export function arrow(metric) {
-  return metric.up ? "↑" : "↓";
+  return metric.higher_is_better ? "↑" : "↓";
 }
 
 /** A name that may be broken where its parts end. */

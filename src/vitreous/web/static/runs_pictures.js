@@ -178,12 +178,12 @@ export function pictureView(context) {
   }
 
   function neighbours(found) {
-    if (found.place === null || found.place === undefined) return null;
+    if (found.index === null || found.index === undefined) return null;
     const link = (words, way) => {
       if (!links[way]) return el("span", { class: "dull" }, words);
       return el("a", { href: links[way], dataset: { key: way } }, words);
     };
-    const place = el("span", {}, `${found.place + 1} of ${found.total}`);
+    const place = el("span", {}, `${found.index + 1} of ${found.total}`);
     return el("nav", { class: "pager", "aria-label": "Pictures" },
       link("← before", "ArrowLeft"), place, link("after →", "ArrowRight"));
   }
@@ -219,7 +219,7 @@ export function pictureView(context) {
 
 function better(metric, one, other) {
   if (one === null || other === null) return (one === null) - (other === null);
-  return metric.up ? other - one : one - other;
+  return metric.higher_is_better ? other - one : one - other;
 }
 
 function facts(found) {
@@ -227,7 +227,7 @@ function facts(found) {
   const rows = [
     ["picture", found.name],
     ["said", [found.predicted?.label, sure(found.confidence)].filter(Boolean).join(", ")],
-    ["is", [found.true?.label, sure(found.chance)].filter(Boolean).join(", ")],
+    ["is", [found.true?.label, sure(found.true_confidence)].filter(Boolean).join(", ")],
     ["so it was", { true: "right", false: "wrong" }[found.correct] ?? ""],
   ];
   const told = rows.filter(([, words]) => words);

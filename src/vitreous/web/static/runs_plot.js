@@ -268,7 +268,7 @@ export function scatterView(context) {
     const value = (row, name) => {
       if (!COSTS[name]) return part.cells[row][column(name)];
       const mean = part.methods[row][name];
-      return mean > 0 ? { mean, low: null, high: null } : null;
+      return mean > 0 ? { mean, lower: null, upper: null } : null;
     };
     const metric = [axes.ym, axes.xm].find((each) => !COSTS[each]) ?? part.metrics[0].name;
     const points = part.methods.flatMap((method, row) => {
@@ -276,7 +276,8 @@ export function scatterView(context) {
       if (!across || !up) return [];
       const there = { ...UNFILTERED, view: "cell", method: method.name, metric, page: "0" };
       return [{
-        x: across.mean, y: up.mean, low: [across.low ?? NaN, up.low ?? NaN], high: [across.high ?? NaN, up.high ?? NaN],
+        x: across.mean, y: up.mean,
+        low: [across.lower ?? NaN, up.lower ?? NaN], high: [across.upper ?? NaN, up.upper ?? NaN],
         name: method.title, quiet: method.quiet, href: runAddress(id, moved(state, there)),
         words: `${told(part, axes.xm, across)}; ${told(part, axes.ym, up)}`,
       }];
@@ -360,7 +361,7 @@ function sentences(part, found, metrics, points) {
   const lines = [found.total > many ? `${many} of ${found.total} pictures are drawn.` : `${found.total} pictures.`];
   const alike = metrics[0].name === metrics[1].name;
   if (alike && across.method !== up.method) {
-    const better = points.filter((each) => (metrics[0].up ? each.y > each.x : each.y < each.x)).length;
+    const better = points.filter((each) => (metrics[0].higher_is_better ? each.y > each.x : each.y < each.x)).length;
     const than = `${title(part, up.method)} is better than ${title(part, across.method)}`;
     lines.push(`${than} on ${better} of these ${many}; on the line both are the same.`);
   }
@@ -377,8 +378,8 @@ function correlated(points) {
 function told(part, name, found) {
   if (COSTS[name]) return `${number(found.mean)} ${name}`;
   const metric = part.metrics.find((each) => each.name === name);
-  const [mean, low, high] = [found.mean, found.low, found.high].map((each) => digits(each, metric.digits));
-  return `${name} ${mean}${found.low === null ? "" : ` (${low} to ${high})`}`;
+  const [mean, low, high] = [found.mean, found.lower, found.upper].map((each) => digits(each, metric.digits));
+  return `${name} ${mean}${found.lower === null ? "" : ` (${low} to ${high})`}`;
 }
 
 function title(part, method) {

@@ -53,7 +53,7 @@ export class Tried {
     this.whole.node.setAttribute("aria-pressed", String(k === 0));
     const there = test.patches() !== null;
     for (const [card, alone] of [[this.without, false], [this.alone, true]]) {
-      const note = same ? found?.tried[alone ? 2 : 1]?.note : null;
+      const note = same ? found?.notes[alone ? 2 : 1] : null;
       card.others.hidden = !note;
       card.others.textContent = note ?? "";
       const look = there ? test.look(card.words, test.gone(k, alone)) : { answer: null, fresh: false };

@@ -121,7 +121,7 @@ export class WhyView {
   /** What can be said before the answer is there: what the model gives. */
   #first(label) {
     const { store } = this;
-    const name = store.model.title ?? store.model.name;
+    const { name } = store.model;
     const now = percent(store.probability(store.target) ?? 0);
     if (store.target === store.predicted.index) return `${name} gives this picture ${now} ${label}.`;
     const [best] = store.prediction.top;
