@@ -188,7 +188,7 @@ def _map(found: Any, html: str) -> Iterator[str]:
     for item, ramp in zip(explanations, ramps, strict=True):
         scale, stops = item.scale, ramp.split(",")
         values = np.linspace(-scale.limit if scale.signed else scale.low, scale.limit, len(stops))[None]
-        colours = viz.colourise(values, scale)[0]
+        colours = viz.colormap.colourise(values, scale)[0]
         numbers = np.array([[int(stop[at : at + 2], 16) for at in (1, 3, 5)] for stop in stops])
         if np.abs(numbers - colours.astype(int)).max() > 4:
             yield "the legend has other colours than the map"

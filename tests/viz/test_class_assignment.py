@@ -12,7 +12,7 @@ import vitreous as vt
 from families import FAMILIES, images
 from vitreous import viz as show
 from vitreous.viz.colormap import to_oklab
-from vitreous.viz.panels import excess
+from vitreous.viz.panels import ExtraPicture, excess, owners
 
 
 def grey(size: int = 32) -> Image.Image:
@@ -80,7 +80,7 @@ def test_shares_of_the_evidence(monkeypatch):
     room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "_legend", lambda names, owned, tile: seen.append(owned) or grey())
     maps = np.array([[[7.0, 0.0, 0.0, 0.0]], [[0.0, 1.0, 1.0, 1.0]]])
-    show.owners(grey(), shares([1, 0], [0, 1], [0, 1], [0.5, 0.5]), maps, ["a", "b"])
+    owners(grey(), shares([1, 0], [0, 1], [0, 1], [0.5, 0.5]), maps, ["a", "b"])
     assert seen == [[pytest.approx(0.7), pytest.approx(0.2)]]
 
 
@@ -89,7 +89,7 @@ def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
     room = importlib.import_module("vitreous.viz.panels")
     monkeypatch.setattr(room, "panel", lambda rows, caption, **look: seen.extend(rows[0]) or grey())
     maps = np.array([[[2.0, -1.0, 0.5]], [[1.0, -2.0, 0.5]]])
-    show.owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
+    owners(grey(), shares([1, 0], [0.5, 0.5], [0.75, 0.25]), maps, ["a", "b"])
     _, _, only, both, _ = seen
     assert only.map.tolist() == [[2.0, 0.0, 0.25]]
     assert both.map.tolist() == [[0.0, 0.0, 0.25]]
@@ -100,14 +100,14 @@ def test_evidence_is_split_and_nothing_is_lost(monkeypatch):
 def test_many_long_names_fit(tile):
     names = [f"a class with quite a long name, number {i}" for i in range(40)]
     q = np.full((40, 3, 3), 1 / 40)
-    picture = show.owners(grey(), q, q, names, "caption", tile)
+    picture = owners(grey(), q, q, names, "caption", tile)
     assert picture.width >= 5 * tile
 
 
 def test_what_does_not_fit_is_refused():
     q = np.full((2, 3, 3), 0.5)
     with pytest.raises(ValueError, match="3 names"):
-        show.owners(grey(), q, q, ["a", "b", "c"])
+        owners(grey(), q, q, ["a", "b", "c"])
     with pytest.raises(ValueError, match="K at least 2"):
         show.owner_overlay(grey(), q[:1])
 
@@ -142,10 +142,10 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
     monkeypatch.setattr("vitreous.viz.panels.EXTRAS", registry := dict(show.EXTRAS))
     monkeypatch.setattr(show, "EXTRAS", registry)
 
-    @show.renders_extra("layers", "Layer by layer", needs=("layers",), made_by="plus({})")
-    def layers(shown, tile):
-        return Image.new("RGB", (tile * len(shown.extras["layers"]), tile), "red")
+    def layers(e, tile):
+        return Image.new("RGB", (tile * len(e.extras["layers"]), tile), "red")
 
+    registry["layers"] = ExtraPicture("layers", "Layer by layer", ("layers",), layers, "plus({})")
     model = vt.wrap(FAMILIES["vit"]())
     e = vt.explain(model, images(model, 1)[0], "plus(ixg)")
     assert e.extra_images == ("layers",)
@@ -161,5 +161,3 @@ def test_a_method_of_ones_own_may_have_a_picture_of_its_own(tmp_path, monkeypatc
         other.extra_image("layers")
     with pytest.raises(vt.VitreousError, match="has no picture 'luck'; there is layers"):
         e.extra_image("luck")
-    with pytest.raises(ValueError, match="two pictures"):
-        show.renders_extra("layers", "again", needs=())(layers)

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from vitreous.viz import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise
-from vitreous.viz.colormap import from_oklab, to_oklab
+from vitreous.viz.colormap import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, colourise, from_oklab, to_oklab
 
 
 def oklab(red: int, green: int, blue: int) -> tuple[float, float, float]:

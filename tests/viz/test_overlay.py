@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.viz import SEQUENTIAL, Scale, colourise, heatmap, on_photo, overlay, upsample
+from vitreous.viz.colormap import SEQUENTIAL, Scale, colourise
+from vitreous.viz.overlays import heatmap, on_photo, overlay, upsample
 
 SIZES = [
     ((14, 14), (224, 224)),

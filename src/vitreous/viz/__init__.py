@@ -6,18 +6,16 @@ as SVG or PDF, and `plots` are figures for papers.
 """
 
 from vitreous.viz.canvas import Sheet, display, encoded, image_sheet, is_picture
-from vitreous.viz.colormap import COLOURS, DIVERGING, JET, SEQUENTIAL, Scale, captioned, colourise
-from vitreous.viz.overlays import cut_out, heatmap, on_photo, overlay, resized, upsample
+from vitreous.viz.colormap import COLOURS, DIVERGING, SEQUENTIAL, Scale, captioned
+from vitreous.viz.overlays import cut_out, heatmap, on_photo, overlay, resized
 from vitreous.viz.panels import (
     EXTRAS,
     TILE,
     Cell,
     class_colours,
     owner_overlay,
-    owners,
     panel,
     pictures_of,
-    renders_extra,
     sheet,
     times_input,
 )
@@ -26,7 +24,6 @@ __all__ = [
     "COLOURS",
     "DIVERGING",
     "EXTRAS",
-    "JET",
     "SEQUENTIAL",
     "TILE",
     "Cell",
@@ -34,10 +31,8 @@ __all__ = [
     "Sheet",
     "captioned",
     "class_colours",
-    "colourise",
     "cut_out",
     "display",
-    "renders_extra",
     "encoded",
     "heatmap",
     "image_sheet",
@@ -45,11 +40,9 @@ __all__ = [
     "on_photo",
     "overlay",
     "owner_overlay",
-    "owners",
     "panel",
     "pictures_of",
     "resized",
     "sheet",
     "times_input",
-    "upsample",
 ]

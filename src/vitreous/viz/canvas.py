@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import bisect
 import io
+import itertools
 import math
 import re
 import unicodedata
@@ -60,12 +61,9 @@ def _letter(character: str) -> str:
 
 def words(line: str, size: int) -> list[tuple[float, str]]:
     """The words of a line and where each begins. The built-in face has narrow blanks; here they are wide enough."""
-    blank, x = 0.3 * size, 0.0
-    placed = []
-    for word in line.split(" "):
-        placed.append((x, word))
-        x += font(_FINE * size).getlength(word) / _FINE + blank
-    return placed
+    texts = line.split(" ")
+    advances = [font(_FINE * size).getlength(word) / _FINE + 0.3 * size for word in texts[:-1]]
+    return list(zip(itertools.accumulate(advances, initial=0.0), texts, strict=True))
 
 
 def text_width(text: str, size: int) -> int:
@@ -253,12 +251,16 @@ def pdf(sheet: Sheet) -> bytes:
     ]
     marks += [_written(line, sheet.height) for line in sheet.lines if line.text]
     content = f"{_POINTS} 0 0 {_POINTS} 0 0 cm\n".encode() + b"\n".join(mark.encode("cp1252") for mark in marks)
+    # how wide letters are: a reader that takes another face for Helvetica keeps to that
+    letters = [bytes([code]).decode("cp1252", "replace") for code in range(32, 256)]
+    widths = " ".join(str(_WIDTHS.get(letter, 556)) for letter in letters)
     parts = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
         f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width:g} {height:g}] /Contents 5 0 R "
         f"/Resources << /Font << /F 4 0 R >> /XObject << {' '.join(names)} >> >> >>".encode(),
-        _font(),
+        f"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding /FontDescriptor 6 0 R "
+        f"/FirstChar 32 /LastChar 255 /Widths [{widths}] >>".encode(),
         _stream("", content),
         b"<< /Type /FontDescriptor /FontName /Helvetica /Flags 32 /ItalicAngle 0 /Ascent 718 /Descent -207 "
         b"/CapHeight 718 /StemV 88 /FontBBox [-166 -225 1000 931] >>",
@@ -279,14 +281,6 @@ def _written(line: TextLine, height: int) -> str:
     text = text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
     place = f"{line.x} {height - line.y - ascent(line.size):g} Td"
     return f"BT {red:.3f} {green:.3f} {blue:.3f} rg /F {line.size} Tf {stretch:.2f} Tz {place} ({text}) Tj ET"
-
-
-def _font() -> bytes:
-    """Helvetica, and how wide its letters are: a reader that takes another face for it keeps to that."""
-    letters = [bytes([code]).decode("cp1252", "replace") for code in range(32, 256)]
-    widths = " ".join(str(_WIDTHS.get(letter, 556)) for letter in letters)
-    named = "/Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding /FontDescriptor 6 0 R"
-    return f"<< {named} /FirstChar 32 /LastChar 255 /Widths [{widths}] >>".encode()
 
 
 def _stream(head: str, data: bytes) -> bytes:
@@ -335,16 +329,14 @@ def encoded(picture: Image.Image | Sheet, path: str | Path | None = None) -> Cal
     A page can be written as SVG or PDF too, with its text as text.
     """
     suffix = ".png" if path is None else Path(path).suffix.lower()
-    page = isinstance(picture, Sheet)
-    if suffix not in _FORMATS and not (page and suffix in _VECTORS):
-        choices = [*_FORMATS, *(_VECTORS if page else ())]
+    if isinstance(picture, Sheet) and suffix in _VECTORS:
+        data = _VECTORS[suffix](picture)
+        return lambda file: file.write(data)
+    if suffix not in _FORMATS:
+        choices = [*_FORMATS, *(_VECTORS if isinstance(picture, Sheet) else ())]
         raise VitreousError(f"could not write {path}: it must end in one of {', '.join(choices)}")
-    if isinstance(picture, Sheet):
-        if suffix in _VECTORS:
-            data = _VECTORS[suffix](picture)
-            return lambda file: file.write(data)
-        picture = picture.image()
-    return lambda file: picture.save(file, format=_FORMATS[suffix])
+    image = picture.image() if isinstance(picture, Sheet) else picture
+    return lambda file: image.save(file, format=_FORMATS[suffix])
 
 
 def display(image: Image.Image) -> None:

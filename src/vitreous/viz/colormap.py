@@ -85,12 +85,6 @@ _STOPS = 17  # of a gradient: an odd number, so that zero has one
 _CONSTANT = 0.2  # a constant is large from this share of the limit on; maps without one have less than 0.05
 
 
-def _finite(maps: Sequence[NDArray[Any]]) -> Floats:
-    flat = [np.asarray(map, np.float64).ravel() for map in maps]
-    values = np.concatenate(flat) if flat else np.zeros(0)
-    return np.asarray(values[np.isfinite(values)])
-
-
 def number(value: float) -> str:
     """Three significant digits, the way every number in a picture is written."""
     return f"{value:.3g}"
@@ -139,7 +133,8 @@ class Scale:
         """
         if not 0 < percentile <= 100:
             raise ValueError(f"percentile must be above 0 and at most 100, not {percentile!r}")
-        values = _finite(maps)
+        values = np.concatenate([np.zeros(0), *(np.asarray(map, np.float64).ravel() for map in maps)])
+        values = values[np.isfinite(values)]
         signed = bool((values < 0).any()) if signed is None else signed
         size = np.abs(values)
         if not size.any():

@@ -144,7 +144,8 @@ def _in_bands(image: Image.Image, paint: Callable[[Pixels, int, int], Pixels]) -
     rows = max(1, _BAND // image.width)
     for top in range(0, image.height, rows):
         bottom = min(image.height, top + rows)
-        result.paste(_picture(paint(_pixels(image.crop((0, top, image.width, bottom))), top, bottom)), (0, top))
+        band = np.asarray(image.crop((0, top, image.width, bottom)).convert("RGB"), np.float32)
+        result.paste(Image.fromarray(np.rint(paint(band, top, bottom)).astype(np.uint8)), (0, top))
     return result
 
 
@@ -218,13 +219,5 @@ def _checked(map: NDArray[Any]) -> Floats:
     return values
 
 
-def _pixels(image: Image.Image) -> Pixels:
-    return np.asarray(image.convert("RGB"), np.float32)
-
-
 def _grey(pixels: Pixels) -> Pixels:
     return np.asarray((pixels @ LUMA.astype(np.float32))[..., None])
-
-
-def _picture(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(np.rint(pixels).astype(np.uint8))

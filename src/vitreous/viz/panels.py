@@ -62,48 +62,26 @@ class _Lengths:
     """All lengths in pixels, in proportion to the tile."""
 
     tile: int
-    columns: int
-    zoom: float
+    gap: int
+    heading: int
+    title: int
+    small: int
+    width: int
 
-    @property
-    def gap(self) -> int:
-        return max(round(8 * self.zoom), self.tile // 12)
-
-    @property
-    def heading(self) -> int:
-        return self._text(14)
-
-    @property
-    def title(self) -> int:
-        return self._text(17)
-
-    @property
-    def small(self) -> int:
-        return self._text(21)
-
-    def _text(self, lines: int) -> int:
-        """The size of text of which so many lines are as high as a tile."""
-        return max(round(_LEAST_TEXT * self.zoom), round(self.tile / lines))
+    @classmethod
+    def of(cls, tile: int, columns: int, zoom: float) -> _Lengths:
+        gap = max(round(8 * zoom), tile // 12)
+        # the sizes of text of which so many lines are as high as a tile
+        heading, title, small = (max(round(_LEAST_TEXT * zoom), round(tile / lines)) for lines in (14, 17, 21))
+        return cls(tile, gap, heading, title, small, gap + columns * (tile + gap))
 
     def column(self, index: int) -> int:
         return self.gap + index * (self.tile + self.gap)
 
-    @property
-    def width(self) -> int:
-        return self.column(self.columns)
 
-
-def panel(
-    rows: Sequence[Sequence[Cell]],
-    caption: str = "",
-    percentile: float = 99.0,
-    tile: int = TILE,
-    scale: Sharing = "each",
-    titles: Sequence[str] = (),
-    zoom: float = 1.0,
-) -> Image.Image:
-    """A labelled grid on white, in pixels: see `sheet`."""
-    return sheet(rows, caption, percentile, tile, scale, titles, zoom).image()
+def panel(rows: Sequence[Sequence[Cell]], *arguments: Any, **options: Any) -> Image.Image:
+    """A labelled grid on white, in pixels; what may follow the rows is that of `sheet`."""
+    return sheet(rows, *arguments, **options).image()
 
 
 def sheet(
@@ -125,7 +103,8 @@ def sheet(
     empty. `zoom` multiplies all sizes: 2 for print. `alpha` and `mode` are those of `overlay`.
     """
     _check_sheet(rows, tile, scale, titles, zoom)
-    lengths = _Lengths(round(tile * zoom), max(len(row) for row in rows), zoom)
+    columns = max(len(row) for row in rows)
+    lengths = _Lengths.of(round(tile * zoom), columns, zoom)
     scales = _scales([cell for row in rows for cell in row], percentile, scale)
     is_relative = len(scales) > 1
 
@@ -140,8 +119,7 @@ def sheet(
     headings = titles or [""] * len(rows)
     parts = [_row(list(map(draw, row)), heading, lengths) for heading, row in zip(headings, rows, strict=True) if row]
     bars = colour_bars(scales.values(), is_relative, lengths.tile, lengths.small)
-    for start in range(0, len(bars), lengths.columns):
-        parts.append(_beside(bars[start : start + lengths.columns], lengths))
+    parts += [_beside(bars[start : start + columns], lengths) for start in range(0, len(bars), columns)]
     if caption:
         parts.append(_paragraph(caption, lengths.title, INK, lengths))
     if scales:
@@ -185,9 +163,8 @@ def _remarks(cell: Cell, scale: Scale | None, is_relative: bool) -> list[str]:
     """What has to be known to read this tile: its clip value, and whether something is odd about its map."""
     if cell.map is None or scale is None:
         return []
-    values = np.asarray(cell.map)
+    values, remarks = np.asarray(cell.map), []
     num_missing = int(values.size - np.isfinite(values).sum())
-    remarks = []
     if is_relative and scale.percentile > 0:
         remarks.append(f"1 = {number(scale.limit)}" + (" (maximum)" if scale.percentile == 100 else ""))
     if scale.floor:
@@ -377,9 +354,9 @@ def before_and_after(
     tile: int = TILE,
 ) -> Image.Image:
     """The image, and the same times two maps of it, each on a scale of its own that is written under it."""
-    row = [Cell(image, None, "what the model saw")]
-    for title, map in zip(titles, (before, after), strict=True):
-        row.append(Cell(times_input(image, map), None, title, _brightness(map)))
+    pairs = zip(titles, (before, after), strict=True)
+    products = [Cell(times_input(image, map), None, title, _brightness(map)) for title, map in pairs]
+    row = [Cell(image, None, "what the model saw"), *products]
     rule = (
         "Pixels times the part of the map above zero, enlarged bilinearly: black where nothing speaks for the class. "
         "Each map has its own scale; light and dark of the photograph remain, so a dark object stays dark."
@@ -397,8 +374,6 @@ def _brightness(map: NDArray[Any]) -> str:
 
 # -- pictures of extras --------------------------------------------------------------------------------
 
-Draw = Callable[[Any, int], Image.Image]
-
 
 @dataclass(frozen=True)
 class ExtraPicture:
@@ -408,32 +383,11 @@ class ExtraPicture:
     title: str
     needs: tuple[str, ...]
     """Names of the extras that it shows."""
-    draw: Draw
+    draw: Callable[[Any, int], Image.Image]
     made_by: str = ""
     """A method that returns them, with `{}` for the one it is put around."""
 
 
-EXTRAS: dict[str, ExtraPicture] = {}
-
-
-def renders_extra(name: str, title: str, needs: Sequence[str], made_by: str = "") -> Callable[[Draw], Draw]:
-    """Register a picture under its name, which is also that of its file; used as a decorator."""
-
-    def decorate(draw: Draw) -> Draw:
-        if name in EXTRAS:
-            raise ValueError(f"two pictures are called {name!r}")
-        EXTRAS[name] = ExtraPicture(name, title, tuple(needs), draw, made_by)
-        return draw
-
-    return decorate
-
-
-def pictures_of(extras: Mapping[str, Any]) -> list[ExtraPicture]:
-    """The pictures that these extras allow."""
-    return [extra for extra in EXTRAS.values() if all(need in extras for need in extra.needs)]
-
-
-@renders_extra("owners", "Who owns which patch", needs=("distribution", "maps", "classes"), made_by="var({})")
 def _owners(explanation: Any, tile: int) -> Image.Image:
     """The distribution of `var`: who owns which patch, what is discriminative and what is shared."""
     e = explanation
@@ -442,9 +396,21 @@ def _owners(explanation: Any, tile: int) -> Image.Image:
     return owners(e.image, shares, maps, e.class_names, e.source_line, tile)
 
 
-@renders_extra("times_input", "Map times input", needs=("distribution", "maps", "classes"), made_by="var({})")
 def _times_input(explanation: Any, tile: int) -> Image.Image:
     """How VAR's paper shows transformers: the image times the base's own map, and times what `var` leaves of it."""
     e = explanation
     titles = f"{e.class_names[0]}: the base alone", f"{e.class_names[0]}: with var"
     return before_and_after(e.image, e.extras["maps"][0].numpy(), e.map.numpy(), titles, e.source_line, tile)
+
+
+_OF_VAR = ("distribution", "maps", "classes")
+EXTRAS = {
+    "owners": ExtraPicture("owners", "Who owns which patch", _OF_VAR, _owners, "var({})"),
+    "times_input": ExtraPicture("times_input", "Map times input", _OF_VAR, _times_input, "var({})"),
+}
+"""By their names, which are also those of their files."""
+
+
+def pictures_of(extras: Mapping[str, Any]) -> list[ExtraPicture]:
+    """The pictures that these extras allow."""
+    return [extra for extra in EXTRAS.values() if all(need in extras for need in extra.needs)]
