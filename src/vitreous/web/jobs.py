@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import os
@@ -10,8 +11,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousError, one_line
@@ -185,40 +186,34 @@ class WorkQueue:
 
 async def run_soon(worker: WorkQueue, run: Callable[[QueuedWork], Any], is_gone: IsGone) -> Any:
     """Do a piece of work in a worker's thread and return its result; it is dropped if the client leaves."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Event] = loop.create_future()
-
-    def end(event: Event) -> None:
-        if not future.done():
-            future.set_result(event)
-
-    def send(event: Event) -> None:
-        if event["event"] in ("result", "error"):
-            _call(loop, end, event)
-
-    job = QueuedWork(Work(lambda job: {"content": run(job)}), send, object())
-    worker.put([job])
-    try:
-        while not (await asyncio.wait([future], timeout=_BEAT))[0]:
-            if await is_gone():
-                raise Refused(499, "nobody waits for this any more")
-        event = future.result()
-    finally:
-        worker.drop([job])
-    if event["event"] == "error":
-        raise Refused(event.get("status", 503), event["message"])
-    return event["content"]
+    async with aclosing(_follow(worker, [Work(lambda job: {"content": run(job)})], is_gone)) as events:
+        async for event in events:
+            if event["event"] == "result":
+                return event["content"]
+            if event["event"] == "error":
+                raise Refused(event.get("status", 503), event["message"])
+    raise Refused(499, "nobody waits for this any more")
 
 
 async def stream_events(worker: WorkQueue, works: Sequence[Work], is_gone: IsGone) -> AsyncIterator[bytes]:
     """Yield what happens to these tasks, one JSON a line. However this ends, no task is left behind."""
+    async with aclosing(_follow(worker, works, is_gone)) as events:
+        async for event in events:
+            yield json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+async def _follow(worker: WorkQueue, works: Sequence[Work], is_gone: IsGone) -> AsyncGenerator[Event, None]:
+    """Do some work in a worker's thread; yield what happens to it until all has ended, or the client has left."""
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[Event] = asyncio.Queue()
 
-    def sender(task: int) -> Callable[[Event], None]:
-        return lambda event: _call(loop, events.put_nowait, {"task": task, **event})
+    def send(task: int, event: Event) -> None:
+        try:
+            loop.call_soon_threadsafe(events.put_nowait, {"task": task, **event})
+        except RuntimeError:  # the loop has ended, and with it whoever waited
+            _log.debug("nobody is left to hear of it")
 
-    jobs = [QueuedWork(work, sender(task), events) for task, work in enumerate(works)]
+    jobs = [QueuedWork(work, functools.partial(send, task), events) for task, work in enumerate(works)]
     left = set(range(len(jobs)))
     try:
         worker.put(jobs)
@@ -228,30 +223,15 @@ async def stream_events(worker: WorkQueue, works: Sequence[Work], is_gone: IsGon
     try:
         while left:
             try:
-                event = await asyncio.wait_for(events.get(), _BEAT)
-            except asyncio.TimeoutError:
-                event = None
+                news = [await asyncio.wait_for(events.get(), _BEAT)]
+            except asyncio.TimeoutError:  # what runs is still there
+                news = [{"task": task, **jobs[task].progress} for task in sorted(left) if jobs[task].start]
             if await is_gone():
                 return
-            if event is None:
-                for task in sorted(left):
-                    if jobs[task].start:
-                        yield _line({"task": task, **jobs[task].progress})
-            elif event["task"] in left:
-                if event["event"] in ("result", "error"):
-                    left.remove(event["task"])
-                yield _line(event)
-        yield _line({"event": "end"})
+            for event in news:
+                if event["task"] in left:
+                    left -= {event["task"]} if event["event"] in ("result", "error") else set()
+                    yield event
+        yield {"event": "end"}
     finally:
         worker.drop(jobs)
-
-
-def _line(event: Event) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Event], None], event: Event) -> None:
-    try:
-        loop.call_soon_threadsafe(function, event)
-    except RuntimeError:  # the loop has ended, and with it whoever waited
-        _log.debug("nobody is left to hear of it")

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +34,10 @@ from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import attributes, encode_array
 from vitreous.web.security import Refused
 
-__all__ = ["Facts", "Filters", "OpenedRun", "RunFolder", "RunPart"]
+__all__ = ["Filters", "OpenedRun", "RunFolder", "RunPart"]
 
 Integers = NDArray[np.int64]
+Column = NDArray[Any]
 Floats = NDArray[np.float64]
 UNKNOWN = -1
 _MOST_NAMES = 50
@@ -57,25 +59,12 @@ class Filters(BaseModel):
     name: Annotated[str, Field(max_length=200)] = ""
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """What is known about every image, row by row; -1 and NaN where it is not.
-
-    ``confidence`` is the probability of the predicted class, ``true_confidence`` that of the true one. ``correct`` is 1
-    or 0.
-    """
-
-    confidence: Floats
-    true_confidence: Floats
-    predicted: Integers
-    true: Integers
-    correct: Integers
-
-
 class RunPart:
     """The results of one model on one data set, and how to look at them; ``images`` may be a reason why there are none.
 
-    ``model`` is the loaded model with the same weights, ``model_name`` its name, if there is one.
+    ``model`` is the loaded model with the same weights, ``model_name`` its name, if there is one. ``facts`` are columns
+    of what is known about every image, -1 and NaN where it is not: ``predicted`` and ``true`` class, the probability of
+    each (``confidence``, ``true_confidence``), and whether the model was ``correct``, 1 or 0.
     """
 
     def __init__(
@@ -123,7 +112,7 @@ class RunPart:
 
     # -- what is known -----------------------------------------------------------------------------------
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> dict[str, Column]:
         confidence = self.result.table.confidence
         missing = np.full(len(self.names), math.nan)
         pred, label = (confidence.get(name, missing) for name in ("pred", "label"))
@@ -132,7 +121,8 @@ class RunPart:
         has_both = ~np.isnan(pred) & ~np.isnan(label)  # else the classes may tell
         correct = np.where(has_both, label >= pred, by_class).astype(np.int64)
         true = np.where((true == UNKNOWN) & (correct == 1), predicted, true)
-        return Facts(pred, label, predicted, true, correct)
+        classes = {"predicted": predicted, "true": true, "correct": correct}
+        return {"confidence": pred, "true_confidence": label, **classes}
 
     def _classes(self) -> tuple[Integers, Integers]:
         """Return the predicted and the true class of every row, as the run or its images have them."""
@@ -153,11 +143,12 @@ class RunPart:
         """Give the classes that were explained: of which kind, of which image, which."""
         identity = self.result.scores.config.identity
         for plan, unit in wanted_units(self._plans):
-            if unit.is_scoring or plan.config_of(unit).identity != identity:
+            is_own = not unit.is_scoring and plan.config_of(unit).identity == identity
+            names = [f"classes/{mode}" for mode in unit.modes]
+            recorded = self._store.read_arrays(unit.id, names) if is_own else None
+            if recorded is None:
                 continue
-            recorded = self._store.read_arrays(unit.id, [f"classes/{mode}" for mode in unit.modes])
-            for mode in unit.modes if recorded is not None else ():
-                assert recorded is not None
+            for mode in unit.modes:
                 for digest, index in zip(recorded.info["images"], recorded.arrays[f"classes/{mode}"], strict=False):
                     yield mode, digest, int(index)
 
@@ -182,10 +173,9 @@ class RunPart:
 
     def classes(self) -> list[dict[str, Any]]:
         """Return every class that is predicted or true of some image, and of how many; by their names."""
-        predicted, true = self.facts.predicted, self.facts.true
-        indices = {*predicted.tolist(), *true.tolist()} - {UNKNOWN}
-        counts = [{"predicted": int((predicted == i).sum()), "true": int((true == i).sum())} for i in indices]
-        classes = [self._describe_class(i) | count for i, count in zip(indices, counts, strict=True)]
+        counts = {name: Counter(self.facts[name].tolist()) for name in ("predicted", "true")}
+        indices = {index for count in counts.values() for index in count if index != UNKNOWN}
+        classes = [self._describe_class(i) | {name: count[i] for name, count in counts.items()} for i in indices]
         return sorted(classes, key=lambda entry: (entry["label"].lower(), entry["index"]))
 
     def _describe_class(self, index: int) -> dict[str, Any]:
@@ -193,7 +183,7 @@ class RunPart:
 
     def describe(self, row: int) -> dict[str, Any]:
         """Return what is known about an image, as data."""
-        facts = {name: plain(column[row]) for name, column in vars(self.facts).items()}
+        facts = {name: plain(column[row]) for name, column in self.facts.items()}
         classes = {name: facts[name] for name in ("predicted", "true")}
         return {
             **facts,
@@ -206,25 +196,23 @@ class RunPart:
     def describe_method(self, name: str) -> dict[str, Any]:
         """Return the name, the spec and the facts of a method."""
         spec = self.result.scores.config.methods[name]
-        entry = {"name": name, "title": display_name(name), "spec": spec}
-        try:
+        signed = passes = None
+        with suppress(VitreousError):  # maps of others, or a plugin that is not here
             method = get_method(spec)
-        except VitreousError:  # maps of others, or a plugin that is not here
-            return {**entry, "signed": None, "passes": None}
-        return {**entry, "signed": None if method.signed else False, "passes": to_plain(float(sum(method.cost)))}
+            signed, passes = None if method.signed else False, plain(float(sum(method.cost)))
+        return {"name": name, "title": display_name(name), "spec": spec, "signed": signed, "passes": passes}
 
     # -- choosing ----------------------------------------------------------------------------------------
 
     def passes(self, filters: Filters) -> NDArray[np.bool_]:
         """Return which rows pass; an image of which something is not known passes where that is not asked for."""
-        facts = self.facts
         passes = np.ones(len(self.names), bool)
         correct = None if filters.correct is None else int(filters.correct == "yes")
         for name, value in (("predicted", filters.predicted), ("true", filters.true), ("correct", correct)):
             if value is not None:
-                passes &= getattr(facts, name) == value
+                passes &= self.facts[name] == value
         if filters.low > 0 or filters.high < 1:
-            passes &= (facts.confidence >= filters.low) & (facts.confidence <= filters.high)
+            passes &= (self.facts["confidence"] >= filters.low) & (self.facts["confidence"] <= filters.high)
         if filters.name:
             sought = filters.name.casefold()
             passes &= np.array([sought in name.casefold() for name in self.names], bool).reshape(passes.shape)
@@ -293,8 +281,7 @@ def _plain_fields(item: Any) -> dict[str, Any]:
     return {name: plain(value) for name, value in vars(item).items()}
 
 
-@dataclass(frozen=True, eq=False)
-class OpenedRun:
+class OpenedRun(NamedTuple):
     """A run as it was at one moment; ``table`` is everything that its first page shows."""
 
     parts: Sequence[RunPart]

@@ -102,8 +102,7 @@ def scores(part: Part, query: Annotated[ScoresQuery, Query()]) -> Response:
             for method, column in zip(query.method, columns, strict=True)
         ],
     }
-    facts = {name: getattr(part.facts, name) for name in ("confidence", "predicted", "true", "correct")}
-    return json_response(content | {name: plain(column[sample]) for name, column in facts.items()})
+    return json_response(content | {name: plain(column[sample]) for name, column in part.facts.items()})
 
 
 def _mean(values: Any) -> float | None:
