@@ -105,7 +105,7 @@ def test_an_ask_has_few_tasks_and_all_asks_together_too(client: Client, monkeypa
 
 def test_whoever_comes_too_late_is_told_in_the_stream(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the queue and the first line of the answer others may have filled it."""
-    from vitreous.web.security import Refused
+    from vitreous.web import Refused
 
     def full(jobs: Any) -> None:
         raise Refused(503, "no room")

@@ -21,12 +21,12 @@ import vitreous as vt
 from vitreous.errors import VitreousError, one_line
 from vitreous.results.storage import refuse_constant
 from vitreous.viz.canvas import png_bytes
-from vitreous.web import completion, export, handlers, runs, schemas
+from vitreous.web import Refused, completion, export, handlers, runs, schemas
 from vitreous.web.decoder import MOST_BYTES, Decoder
 from vitreous.web.jobs import MOST_QUEUED, QueuedWork, WorkQueue, run_soon, stream_events
 from vitreous.web.run_view import RunFolder
-from vitreous.web.schemas import MOST_TASKS, json_response, parse
-from vitreous.web.security import Guard, Refused
+from vitreous.web.schemas import MOST_TASKS, parse
+from vitreous.web.security import Guard, json_response
 from vitreous.web.session import SCENES, Session, render_scene
 
 __all__ = ["Explorer", "create_app", "new_app"]

@@ -14,8 +14,8 @@ from vitreous.methods.base import refuse_unfit  # what explain would refuse is k
 from vitreous.registry import format_value
 from vitreous.registry.defaults import EFFORT_LEVELS, display_name
 from vitreous.registry.spec import tokenize
+from vitreous.web import Refused
 from vitreous.web.schemas import attributes
-from vitreous.web.security import Refused
 
 __all__ = ["check_allowed", "complete", "describe_spec", "list_classes", "list_methods", "num_passes", "parse_method"]
 

@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vitreous.errors import ImageError
 from vitreous.io.decoding import FORMATS, decode
-from vitreous.web.security import Refused
+from vitreous.web import Refused
 
 __all__ = ["MOST_BYTES", "MOST_PIXELS", "Decoder", "serve"]
 

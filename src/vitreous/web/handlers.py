@@ -26,10 +26,9 @@ from vitreous.methods.rollout import read_rows
 from vitreous.tracing import Activation, Context, Pass, Record, Target, probabilities
 from vitreous.viz.canvas import png_data_uri
 from vitreous.viz.panels import strength
-from vitreous.web import completion, export, schemas
+from vitreous.web import Refused, completion, export, schemas
 from vitreous.web.jobs import QueuedWork, Work
 from vitreous.web.schemas import Array, Question, Task, attributes, encode_array
-from vitreous.web.security import Refused
 from vitreous.web.session import Progress, Session
 
 __all__ = ["plan_work", "predict", "remove"]

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 from vitreous.errors import VitreousError, one_line
-from vitreous.web.security import Refused
+from vitreous.web import Refused
 
 __all__ = ["MOST_QUEUED", "QueuedWork", "Stopped", "Work", "WorkQueue", "run_soon", "stream_events"]
 

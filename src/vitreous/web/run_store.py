@@ -29,7 +29,7 @@ from vitreous.datasets import DataSource, Entry
 from vitreous.errors import VitreousError, one_line
 from vitreous.models import VisionModel
 from vitreous.viz.canvas import png_bytes
-from vitreous.web.security import Refused
+from vitreous.web import Refused
 from vitreous.web.session import Recent
 
 __all__ = ["Data", "RunImages", "SafeStore", "find_images"]

@@ -29,10 +29,10 @@ from vitreous.errors import TargetError, VitreousError, one_line
 from vitreous.methods import get_method
 from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
-from vitreous.results.storage import to_plain
+from vitreous.results.storage import plain
+from vitreous.web import Refused
 from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import attributes, encode_array
-from vitreous.web.security import Refused
 
 __all__ = ["Filters", "OpenedRun", "RunFolder", "RunPart"]
 

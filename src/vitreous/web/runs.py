@@ -14,9 +14,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
 from vitreous.results.storage import plain
+from vitreous.web import Refused
 from vitreous.web.run_view import Filters, OpenedRun, RunPart
-from vitreous.web.schemas import json_response
-from vitreous.web.security import Refused
+from vitreous.web.security import json_response
 
 __all__ = ["routes"]
 

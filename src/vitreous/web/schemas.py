@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from vitreous.errors import one_line
-from vitreous.web.security import Refused
+from vitreous.web import Refused
 
-__all__ = ["Question", "attributes", "encode_array", "json_response", "parse"]
+__all__ = ["Question", "attributes", "encode_array", "parse"]
 
 MOST_TASKS = 24
 """Tasks of one request."""
@@ -179,11 +177,6 @@ class CommandRequest(Schema):
 
 
 # -- answers -------------------------------------------------------------------------------------------
-
-
-def json_response(content: Any, status: int = 200) -> Response:
-    """Answer with JSON; in ASCII, for a text may hold what no encoding has."""
-    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")
 
 
 def attributes(item: object, *names: str) -> dict[str, Any]:

@@ -10,13 +10,17 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import parse_qs
 
-from vitreous.errors import VitreousError, one_line
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "LOOPBACK", "MOST_ACTIVE", "Guard", "Refused"]
+from vitreous.web import Refused
+
+__all__ = ["HEADERS", "LOOPBACK", "MOST_ACTIVE", "Guard", "json_response"]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 MOST_ACTIVE = 128
@@ -38,24 +42,11 @@ HEADERS = {
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::[0-9]{1,5})?")
 _log = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class Refused(VitreousError):
-    """A request that is answered with a status of its own."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(one_line(text))
-        self.status = status
-
 
 class Guard:
     """Stands around an ASGI app. ``names`` are the hosts that may be asked for; ``None`` leaves that to the token."""
 
-    def __init__(self, app: App, token: str | None = None, names: Iterable[str] | None = LOOPBACK) -> None:
+    def __init__(self, app: ASGIApp, token: str | None = None, names: Iterable[str] | None = LOOPBACK) -> None:
         if token is None and names is None:
             raise ValueError("a server that anyone can reach needs a token")
         self.app, self.token = app, token
@@ -74,22 +65,29 @@ class Guard:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                message = {**message, "headers": _with_own(message.get("headers", ()), scope["path"])}
+                headers = MutableHeaders(raw=list(message.get("headers", ())))
+                headers.update(HEADERS)
+                headers["cache-control"] = "no-cache" if scope["path"].startswith("/static/") else "no-store"
+                message = {**message, "headers": headers.raw}
             await send(message)
 
+        async def answer(status: int, text: str) -> None:
+            await json_response({"error": text}, status)(scope, receive, send_with_headers)
+
+        headers = Headers(scope=scope)
         try:
-            self._check(scope)
+            self._check(scope, headers)
         except Refused as error:
-            await _answer(send_with_headers, error.status, str(error))
+            await answer(error.status, str(error))
             return
-        is_arriving = _has_body(scope)
+        is_arriving = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
         self.num_active += not is_arriving
 
-        async def receive_counted() -> MutableMapping[str, Any]:
+        async def receive_counted() -> Message:
             nonlocal is_arriving
             message = await receive()
             if is_arriving and message["type"] == "http.request" and not message.get("more_body", False):
@@ -102,60 +100,42 @@ class Guard:
         except Exception:
             _log.exception("%s %s went wrong", scope["method"], scope["path"])
             if not has_begun:
-                await _answer(send_with_headers, 500, "this went wrong inside the explorer")
+                await answer(500, "this went wrong inside the explorer")
         finally:
             self.num_active -= not is_arriving
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         """Refuse what is not answered."""
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         self._check_origin(headers, scope["path"])
         self._check_token(headers, scope)
         if self.num_active >= MOST_ACTIVE:
             raise Refused(503, f"{self.num_active} requests are being answered, at most {MOST_ACTIVE}; try again")
 
-    def _check_origin(self, headers: Mapping[str, list[str]], path: str) -> None:
-        host = headers.get("host", [])
-        match = _HOST.fullmatch(host[0].lower()) if len(host) == 1 else None
+    def _check_origin(self, headers: Headers, path: str) -> None:
+        hosts = headers.getlist("host")
+        match = _HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
         if match is None:
             raise Refused(400, "the request has no host, or an odd one")
         if self.names is not None and match[1] not in self.names:
             text = f"this explorer does not answer to the name {match[1]:.60}; open it as it was printed at start"
             raise Refused(403, text)
-        if any(origin.lower() != f"http://{host[0].lower()}" for origin in headers.get("origin", [])):
+        if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in headers.getlist("origin")):
             raise Refused(403, "other origins may not ask this explorer")
-        if path != "/" and any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
+        if path != "/" and any(site not in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
             raise Refused(403, "other sites may not ask this explorer")
 
-    def _check_token(self, headers: Mapping[str, list[str]], scope: Scope) -> None:
+    def _check_token(self, headers: Headers, scope: Scope) -> None:
         if self.token is None or scope["path"].startswith("/static/") or scope["path"] == "/favicon.ico":
             return
         try:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
         except ValueError:
             raise Refused(400, "the address has too many parts") from None
-        tokens = [*headers.get("x-vitreous-token", []), *query.get("token", [])]
+        tokens = [*headers.getlist("x-vitreous-token"), *query.get("token", [])]
         if not any(secrets.compare_digest(token.encode(), self.token.encode()) for token in tokens):
             raise Refused(403, "this address needs the token that was printed at start: open the whole address")
 
 
-def _has_body(scope: Scope) -> bool:
-    """Whether a body follows the head of a request."""
-    headers = {bytes(name).lower(): value for name, value in scope["headers"]}
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
-
-
-def _with_own(headers: Iterable[tuple[bytes, bytes]], path: str) -> list[tuple[bytes, bytes]]:
-    own = {**HEADERS, "cache-control": "no-cache" if path.startswith("/static/") else "no-store"}
-    others = [(name, value) for name, value in headers if name.decode("latin-1").lower() not in own]
-    return [*others, *((name.encode(), value.encode()) for name, value in own.items())]
-
-
-async def _answer(send: Send, status: int, text: str) -> None:
-    """Answer with one line about what is wrong."""
-    body = json.dumps({"error": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def json_response(content: Any, status: int = 200) -> Response:
+    """Answer with JSON; in ASCII, for a text may hold what no encoding has."""
+    return Response(json.dumps(content, separators=(",", ":")), status, media_type="application/json")

@@ -23,10 +23,10 @@ from vitreous import world
 from vitreous.errors import VitreousError, VitreousWarning, one_line
 from vitreous.registry import check_memory
 from vitreous.registry.defaults import display_name
+from vitreous.web import Refused
 from vitreous.web.completion import num_passes, parse_method
 from vitreous.web.decoder import Decoder
 from vitreous.web.schemas import Question, attributes
-from vitreous.web.security import Refused
 
 __all__ = ["MapResult", "Photo", "Photos", "Recent", "Session", "collect_warnings", "scene_of"]
 
