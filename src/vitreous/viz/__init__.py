@@ -8,17 +8,7 @@ as SVG or PDF, and `plots` are figures for papers.
 from vitreous.viz.canvas import Sheet, display, encoded, image_sheet, is_picture
 from vitreous.viz.colormap import COLOURS, DIVERGING, SEQUENTIAL, Scale, captioned
 from vitreous.viz.overlays import cut_out, heatmap, on_photo, overlay, resized
-from vitreous.viz.panels import (
-    EXTRAS,
-    TILE,
-    Cell,
-    class_colours,
-    owner_overlay,
-    panel,
-    pictures_of,
-    sheet,
-    times_input,
-)
+from vitreous.viz.panels import EXTRAS, TILE, Cell, class_colours, owner_overlay, panel, pictures_of, sheet, times_input
 
 __all__ = [
     "COLOURS",

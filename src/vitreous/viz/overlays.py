@@ -38,11 +38,7 @@ def upsample(map: NDArray[Any], size: tuple[int, int], mode: Mode = "bilinear") 
 
 
 def heatmap(
-    map: NDArray[Any],
-    scale: Scale,
-    size: tuple[int, int],
-    colours: str | None = None,
-    mode: Mode = "bilinear",
+    map: NDArray[Any], scale: Scale, size: tuple[int, int], colours: str | None = None, mode: Mode = "bilinear"
 ) -> Image.Image:
     """The map alone, in colours, on `size` = (width, height) pixels. Values are interpolated, not colours."""
     return Image.fromarray(colourise(upsample(map, size, mode), scale, colours))

@@ -72,12 +72,7 @@ def remove(session: Session, request: schemas.Removal) -> dict[str, Any]:
     target = int(_probabilities(model, image).argmax()) if request.target is None else request.target
     if not target < len(after):
         raise Refused(422, f"{model.name} has no class {target}: it has {len(after)}")
-    return {
-        "picture": _png(changed),
-        "top": _top(model, after),
-        "probability": float(after[target]),
-        "target": target,
-    }
+    return {"picture": _png(changed), "top": _top(model, after), "probability": float(after[target]), "target": target}
 
 
 def _probabilities(model: vt.VisionModel, image: Image.Image) -> Tensor:

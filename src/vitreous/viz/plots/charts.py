@@ -35,7 +35,7 @@ class Mean:
 
 def limits(values: Sequence[Any], zero: bool = False, room: float = 0.06) -> tuple[float, float]:
     """Return a range that holds all finite values, with a little room; with ``zero``, zero too."""
-    flat = np.concatenate([np.ravel(np.asarray(value, np.float64)) for value in values]) if values else np.zeros(0)
+    flat = np.concatenate([np.zeros(0), *(np.ravel(np.asarray(value, np.float64)) for value in values)])
     flat = flat[np.isfinite(flat)]
     lower, upper = (float(flat.min()), float(flat.max())) if len(flat) else (0.0, 1.0)
     if zero:
@@ -75,22 +75,16 @@ def bars(
     ax.set_xlim(*limits(ends, zero=True, room=0.04))
     style.ticks(ax, "y", range(len(names)), short)
     ax.tick_params(axis="y", length=0)
-    marks = style.nice_ticks(*ax.get_xlim())
-    style.ticks(ax, "x", marks)
-    style.rules(ax, "x", marks)
+    style.ruled_ticks(ax, "x")
     style.line(ax, [0, 0], ax.get_ylim(), SOFT_INK, zorder=3, label="_zero", scalex=False, scaley=False)
-    for row, (name, string) in enumerate(zip(names, texts, strict=True)):
-        _draw_bar(ax, row, name, means[name], styles[name].colour, string, 1 + 0.06 / room)
-    return figure
-
-
-def _draw_bar(ax: Any, row: int, name: str, mean: Mean, colour: str, string: str, x: float) -> None:
-    is_scored = not math.isnan(mean.value)
-    if is_scored:
-        ax.barh(row, mean.value, 0.62, color=colour, alpha=0.35, linewidth=0, label=name, zorder=2)
-        style.line(ax, [mean.lower, mean.upper], [row, row], colour, 1.6, zorder=4, label="_interval")
     options: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "ha": "left", "va": "center_baseline"}
-    text(ax, x, row, string, SMALL, INK if is_scored else SOFT_INK, **options)
+    for row, (name, string) in enumerate(zip(names, texts, strict=True)):
+        mean, colour = means[name], styles[name].colour
+        if name in scored:
+            ax.barh(row, mean.value, 0.62, color=colour, alpha=0.35, linewidth=0, label=name, zorder=2)
+            style.line(ax, [mean.lower, mean.upper], [row, row], colour, 1.6, zorder=4, label="_interval")
+        text(ax, 1 + 0.06 / room, row, string, SMALL, INK if name in scored else SOFT_INK, **options)
+    return figure
 
 
 def _same_decimals(values: Sequence[float]) -> list[str]:
@@ -140,8 +134,7 @@ def bins(
         style.label(ax, "y", string)
         ax.yaxis.set_label_coords(-(left - label_height) / room, 0.5)
     upper_ax.set_ylim(*scale)
-    style.ticks(upper_ax, "y", marks)
-    style.rules(upper_ax, "y", marks)
+    style.ruled_ticks(upper_ax, "y")
     for index, name in enumerate(names):
         shift = 0.5 + (index - (len(names) - 1) / 2) * min(0.16, 0.7 / len(names))
         _draw_bins(upper_ax, shift, means[name], styles[name], name)
@@ -206,8 +199,7 @@ def histogram(
     inches = style.to_inches(width)
     figure, top = style.new_figure(inches, 0.17 + 1.2 + 0.2 + line_height(SIZE) * bool(x_label), title, note)
     ax = style.axes(figure, 0.08, top + 0.17, inches - 0.16, 1.2, frame="bottom")
-    ax.set_xlim(-0.6, len(counts) - 0.4)
-    ax.set_ylim(0, max(*counts, 1))
+    ax.set(xlim=(-0.6, len(counts) - 0.4), ylim=(0, max(*counts, 1)))
     ax.bar(range(len(counts)), list(counts), 0.7, color=style.line_styles([""])[""].colour, alpha=0.75, linewidth=0)
     bar, short = (inches - 0.16) / len(counts), [shorten(name, 0.8) for name in names]
     step = max(1, math.ceil(widest(short) / (bar - 0.04))) if bar > 0.05 else 10
@@ -272,7 +264,7 @@ def lines(
     """Draw panels side by side; up to six lines are named at their ends, more in a legend below."""
     if not any(panel.lines for panel in panels):
         raise VitreousError("there are no lines to draw")
-    names = _names(panels)
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
     styles = styles or style.line_styles(names)
     inches = style.to_inches(("column" if len(panels) == 1 else "page") if width is None else width)
     has_legend = len(names) > style.MAX_NAMED_LINES
@@ -281,7 +273,9 @@ def lines(
     room = (inches - sum(lefts) - right - _GAP * (len(panels) - 1)) / len(panels)
     if room < 0.5:
         raise VitreousError(f"{len(panels)} panels do not fit into {inches:g} inches; choose a larger width")
-    titles, below = _heights(panels)
+    titles = line_height(SIZE) + line_height() * any(panel.note for panel in panels) + 0.02
+    titles *= any(panel.title for panel in panels)
+    below = 0.2 + line_height(SIZE) * any(panel.x_label for panel in panels)
     below += style.legend_height(names, inches) if has_legend else 0.0
     figure, top = style.new_figure(inches, 0.06 + titles + height + below, title, note)
     x = 0.0
@@ -293,25 +287,10 @@ def lines(
     if has_legend:
         style.legend(figure, styles, names)
     else:
-        style.names_at_ends(ax, _ends(panels[-1], styles), room, height)
+        finite = [(series.name, series.y[np.isfinite(series.y)]) for series in panels[-1].series]
+        ends = [(name, float(values[-1]), float(values.mean())) for name, values in finite if len(values)]
+        style.names_at_ends(ax, ends, styles, room, height)
     return figure
-
-
-def _names(panels: Sequence[LinePanel]) -> list[str]:
-    return list(dict.fromkeys(series.name for panel in panels for series in panel.series))
-
-
-def _heights(panels: Sequence[LinePanel]) -> tuple[float, float]:
-    """Return the inches that the titles of panels take above, and ticks and labels below."""
-    titles = line_height(SIZE) + line_height() * any(panel.note for panel in panels) + 0.02
-    below = 0.2 + line_height(SIZE) * any(panel.x_label for panel in panels)
-    return titles if any(panel.title for panel in panels) else 0.0, below
-
-
-def _ends(panel: LinePanel, styles: Mapping[str, LineStyle]) -> list[tuple[str, LineStyle, float, float]]:
-    """Return name, style, last value and mean of every line that has any."""
-    finite = [(series.name, series.y[np.isfinite(series.y)]) for series in panel.series]
-    return [(name, styles[name], float(values[-1]), float(values.mean())) for name, values in finite if len(values)]
 
 
 def _scale(panel: LinePanel, panels: Sequence[LinePanel]) -> tuple[tuple[float, float], float]:
@@ -325,13 +304,11 @@ def _scale(panel: LinePanel, panels: Sequence[LinePanel]) -> tuple[tuple[float, 
 
 def _draw_panel(ax: Any, panel: LinePanel, scale: tuple[float, float], styles: Mapping[str, LineStyle]) -> None:
     ax.set_ylim(*scale)
-    marks = style.nice_ticks(*scale)
-    style.ticks(ax, "y", marks)
     x = np.concatenate([series.x for series in panel.lines])
     lower, upper = float(np.nanmin(x)), float(np.nanmax(x))
     margin = 0.5 if upper == lower else 0.04 * (upper - lower) if panel.markers else 0.0
     ax.set_xlim(lower - margin, upper + margin)
-    style.rules(ax, "y", marks)
+    style.ruled_ticks(ax, "y")
     style.ticks(ax, "x", list(panel.x_ticks) or style.nice_ticks(lower, upper))
     for level in panel.levels:  # one value, all the way across
         band = [None if values is None else values[[0, 0]] for values in (level.lower, level.upper)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +15,7 @@ from vitreous.viz.canvas import INK, SOFT_INK
 from vitreous.viz.colormap import DIVERGING, Scale, from_oklab, to_oklab
 from vitreous.viz.overlays import heatmap
 from vitreous.viz.plots import style
-from vitreous.viz.plots.style import (
-    FAINT,
-    SMALL,
-    Figure,
-    LineStyle,
-    line_height,
-    number,
-    shorten,
-    text,
-    widest,
-)
+from vitreous.viz.plots.style import FAINT, SMALL, Figure, LineStyle, line_height, number, shorten, text, widest
 
 Array = NDArray[Any]
 
@@ -60,10 +51,9 @@ def matrix(
     side, is_upright = cell * count, widest(short) > 0.9 * cell
     below = (widest(short) if is_upright else line_height()) + 0.12 + label_height
     figure, top = style.new_figure(inches, 0.05 + side + below, title, note)
-    ax = style.axes(figure, left, top + 0.05, side, side, frame="left bottom")
+    ax = style.axes(figure, left, top + 0.05, side, side)
     ax.spines[["left", "bottom"]].set_visible(False)
-    ax.set_xlim(0, count)
-    ax.set_ylim(count, 0)
+    ax.set(xlim=(0, count), ylim=(count, 0))
     colours = _matrix_colours(table, lower, upper)
     _draw_cells(ax, colours, 0.5 if cell > 0.1 else 0.0)
     step = max(1, int(np.ceil(line_height() / cell)))
@@ -115,7 +105,7 @@ def _draw_cells(ax: Any, colours: NDArray[np.float64], gap: float) -> None:
 
 
 def _draw_numbers(ax: Any, values: Array, colours: NDArray[np.float64], cell: float) -> None:
-    strings = [[_two_digits(value) for value in row] for row in values]
+    strings = [[re.sub(r"^(−?)0\.", r"\1.", _two_digits(value)) for value in row] for row in values]
     size = SMALL * min(1.0, cell / (max(map(widest, strings)) * 1.15))
     if size < 4:
         return
@@ -126,18 +116,13 @@ def _draw_numbers(ax: Any, values: Array, colours: NDArray[np.float64], cell: fl
 
 
 def _two_digits(value: float) -> str:
-    """Two digits, and the leading zero left out: .87."""
-    if not np.isfinite(value):
-        return "–"
-    string = f"{value:.2f}".replace("-0.", "-.")
-    return (string.removeprefix("0") if string.startswith("0.") else string).replace("-", "−")
+    return f"{value:.2f}".replace("-", "−") if np.isfinite(value) else "–"
 
 
 def _draw_bar(ax: Any, lower: float, upper: float) -> None:
     steps = np.linspace(lower, upper, 65)
     colours = _matrix_colours(((steps[1:] + steps[:-1]) / 2)[:, None], lower, upper)
-    ax.set_xlim(0, 1)
-    ax.set_ylim(lower, upper)
+    ax.set(xlim=(0, 1), ylim=(lower, upper))
     for below, above, (colour,) in zip(steps[:-1], steps[1:], colours, strict=True):
         ax.axhspan(below, above, facecolor=tuple(colour), edgecolor=tuple(colour), linewidth=0.3)
     ax.spines[["left", "bottom"]].set_visible(False)
@@ -180,8 +165,7 @@ def radar(
     below = max(0.05, half - min(rows[-1] for rows in heights) - radius) + 0.04 + style.legend_height(names, inches)
     figure, top = style.new_figure(inches, 0.05 + above + 2 * radius + below, title, note)
     ax = style.axes(figure, inches / 2 - radius, top + 0.05 + above, 2 * radius, 2 * radius, frame="")
-    ax.set_xlim(-1, 1)
-    ax.set_ylim(-1, 1)
+    ax.set(xlim=(-1, 1), ylim=(-1, 1))
     _draw_rings(ax, angles)
     for angle, rows, row_heights in zip(angles, labels, heights, strict=True):
         _draw_axis(ax, angle, rows, row_heights, radius)
@@ -201,9 +185,9 @@ def _check_radar(dimensions: Sequence[str], values: Mapping[str, Sequence[float]
     for name, row in values.items():
         if len(row) != len(dimensions):
             raise VitreousError(f"{name} has {len(row)} values for {len(dimensions)} dimensions")
-        outside = [value for value in row if value < 0 or value > 1]
-        if outside:
-            raise VitreousError(f"{name} has {outside[0]:g}, and a radar goes from 0 to 1")
+        for value in row:
+            if value < 0 or value > 1:
+                raise VitreousError(f"{name} has {value:g}, and a radar goes from 0 to 1")
 
 
 def _draw_rings(ax: Any, angles: Array) -> None:
@@ -339,9 +323,5 @@ def cascade(
         is_signed = (signed or {}).get(name)
         is_signed = any((values < 0).any() for values in maps) if is_signed is None else is_signed
         images[name] = [heatmap(values, Scale.of([values], 99.0, is_signed), (160, 160)) for values in maps]
-    notes = {name: [_similarity(value) for value in row] for name, row in (similarity or {}).items()}
+    notes = {name: [_two_digits(value) for value in row] for name, row in (similarity or {}).items()}
     return strips(images, stages, notes, title, note, width=width)
-
-
-def _similarity(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−") if np.isfinite(value) else "–"

@@ -255,9 +255,12 @@ def line(
     ax.plot(x, y, color=colour, linewidth=width, linestyle=dashes, antialiased=True, **{**ends, **dots, **options})
 
 
-def rules(ax: Any, axis: str, positions: Sequence[float]) -> None:
-    """Draw faint lines across axes, at positions of the ``"x"`` or ``"y"`` axis."""
-    ends = list(ax.get_ylim() if axis == "x" else ax.get_xlim())
+def ruled_ticks(ax: Any, axis: str) -> None:
+    """Put round numbers on the ``"x"`` or ``"y"`` axis, and a faint line across the axes at each."""
+    spans = ax.get_xlim(), ax.get_ylim()
+    span, ends = spans if axis == "x" else spans[::-1]
+    positions = nice_ticks(*span)
+    ticks(ax, axis, positions)
     for position in positions:
         x, y = ([position] * 2, ends) if axis == "x" else (ends, [position] * 2)
         line(ax, x, y, FAINT, 0.4, zorder=0.5, label="_rule", scalex=False, scaley=False)
@@ -279,19 +282,21 @@ def nice_ticks(lower: float, upper: float, most: int = 5) -> list[float]:
 # -- names of lines ------------------------------------------------------------------------------------
 
 
-def names_at_ends(ax: Any, ends: Sequence[tuple[str, LineStyle, float, float]], width: float, height: float) -> None:
+def names_at_ends(
+    ax: Any, ends: Sequence[tuple[str, float, float]], styles: Mapping[str, LineStyle], width: float, height: float
+) -> None:
     """Write the name of every line to the right of axes of so many inches.
 
-    ``ends`` has name, style, the last value and the mean of each line. Names keep clear of each other; lines that end
+    ``ends`` has name, the last value and the mean of each line. Names keep clear of each other; lines that end
     in one place are named in the order of their means.
     """
     lower, top = ax.get_ylim()
     step = line_height() / height
-    position = {name: (last - lower) / (top - lower) for name, _, last, _ in ends}
-    order = sorted(ends, key=lambda end: (round(position[end[0]] / step), end[3]))
+    position = {name: (last - lower) / (top - lower) for name, last, _ in ends}
+    names = [name for name, _, _ in sorted(ends, key=lambda end: (round(position[end[0]] / step), end[2]))]
     options: dict[str, Any] = {"transform": ax.transAxes, "ha": "left", "va": "center", "clip_on": False}
-    for (name, style, _, _), y in zip(order, _apart([position[end[0]] for end in order], step), strict=True):
-        text(ax, 1 + 0.05 / width, y, shorten(name, _LONGEST), SMALL, style.colour, **options)
+    for name, y in zip(names, _apart([position[name] for name in names], step), strict=True):
+        text(ax, 1 + 0.05 / width, y, shorten(name, _LONGEST), SMALL, styles[name].colour, **options)
 
 
 def _apart(positions: Sequence[float], step: float) -> list[float]:
