@@ -225,7 +225,7 @@ def test_every_default_is_allowed(client: Client) -> None:
 
 def test_memory_returns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and maps leave when there are more than there is room for."""
-    monkeypatch.setattr(client.explorer.session.photos.recent, "most_bytes", 3 * 3 * 200 * 200)
+    monkeypatch.setattr(client.explorer.session.photos, "most_bytes", 3 * 3 * 200 * 200)
     monkeypatch.setattr(client.explorer.session.maps, "most", 3)
     names, references = [], []
     for shade in range(8):

@@ -38,12 +38,7 @@ BODY_SECONDS, BODY_RATE = 10.0, 2**16
 """A body arrives within so many seconds, and one more for so many bytes of it that have arrived."""
 _MOST_SHORT, _MOST_ARRIVING, _MOST_UPLOADS, _NUM_DECODERS = 64, 16, 4, 2
 _STATIC = Path(__file__).parent / "static"
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 Endpoint = Callable[..., Awaitable[Response]]
 S = TypeVar("S", bound=schemas.Schema)
@@ -135,8 +130,6 @@ class Explorer:
         ended = [worker.join(seconds) for worker in self._workers]
         return all(ended)
 
-    # -- the page --------------------------------------------------------------------------------------
-
     async def static(self, name: str) -> Response:
         """Return a file of the page: one of those that lie beside each other in its folder, and nothing else."""
         files = {path.name: path for path in _STATIC.iterdir() if path.suffix in _MEDIA_TYPES and path.is_file()}
@@ -179,8 +172,8 @@ class Explorer:
             data = await read_body(request, MOST_BYTES, lambda: stack.enter_async_context(self.arriving))
             await stack.enter_async_context(self.uploads)
             worker, decoder = min(self.decoders, key=lambda pair: pair[0].num_jobs)
-            add = self.session.photos.add
-            photo = await run_soon(worker, lambda job: add(data, name[:200], decoder), request.is_disconnected)
+            add = functools.partial(self.session.add_photo, data, name[:200], decoder)
+            photo = await run_soon(worker, lambda job: add(), request.is_disconnected)
         size = {"width": photo.image.width, "height": photo.image.height}
         return json_response({"picture": photo.picture, "name": photo.name, **size})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import vitreous as vt
 from vitreous import viz
@@ -159,15 +159,12 @@ def describe_spec(spec: str, model: vt.VisionModel) -> dict[str, Any]:
 # -- how a spec may go on ------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass
-class _Call:
-    """A call that is being typed: its method, the keys that it has, and the one whose value comes next."""
+class _Call(NamedTuple):
+    """A call that is being typed: its method, the keys that it has, and how many arguments are complete."""
 
     name: str
-    keys: list[str] = dataclasses.field(default_factory=list)
-    key: str | None = None
-    is_first: bool = True
-    """Whether it has no argument yet."""
+    keys: Sequence[str] = ()
+    num_arguments: int = 0
 
 
 def complete(text: str, cursor: int) -> list[dict[str, Any]]:
@@ -175,8 +172,8 @@ def complete(text: str, cursor: int) -> list[dict[str, Any]]:
     before = text[:cursor]
     match = _WORD_BEFORE.search(before)
     start = cursor if match is None else match.start()
-    after = None if match is None else _WORD_AFTER.match(text, cursor)
-    end = cursor if after is None else after.end()
+    after = match and _WORD_AFTER.match(text, cursor)
+    end = after.end() if after else cursor
     word = before[start:].lower()
     offers = [offer for offer in _offers(before[:start]) if word in offer[0].lower() and offer[0] != text[start:end]]
     offers.sort(key=lambda offer: not offer[0].lower().startswith(word))
@@ -206,22 +203,21 @@ def _open_call(tokens: Sequence[str]) -> _Call:
     """Return the innermost call that is not closed; one without a name outside of all."""
     calls = [_Call("")]
     for index, token in enumerate(tokens):
-        previous = tokens[index - 1] if index else ""
+        previous, call = tokens[index - 1] if index else "", calls[-1]
         if token == "(":
             calls.append(_Call(tokens[index - 3] if "@" in tokens[max(0, index - 2) : index] else previous))
         elif token == ")" and len(calls) > 1:
             calls.pop()
         elif token == ",":
-            calls[-1].is_first, calls[-1].key = False, None
+            calls[-1] = call._replace(num_arguments=call.num_arguments + 1)
         elif token == "=":
-            calls[-1].key = previous
-            calls[-1].keys.append(previous)
+            calls[-1] = call._replace(keys=(*call.keys, previous))
     return calls[-1]
 
 
 def _values(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Give the values of the parameter whose key was typed."""
-    parameter = next((parameter for parameter in info.parameters if parameter.name == call.key), None)
+    parameter = next((parameter for parameter in info.parameters if parameter.name == call.keys[-1]), None)
     if parameter is None:
         return
     if _takes_methods(parameter):
@@ -235,7 +231,7 @@ def _values(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str,
 def _arguments(info: Any, call: _Call, infos: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Give the methods that a call may take next, and the parameters that it does not have yet."""
     bases = [parameter for parameter in info.parameters if _takes_methods(parameter)]
-    if bases and (call.is_first or bases[0].kind == tuple[vt.Method, ...]):
+    if bases and (not call.num_arguments or bases[0].kind == tuple[vt.Method, ...]):
         yield from _names(infos)
     for parameter in info.parameters:
         if parameter not in bases and parameter.name not in call.keys:

@@ -112,11 +112,7 @@ class TimedProtocol(H11Protocol):
     def _make_room(self) -> None:
         """Close the connection that has kept the server waiting for longest, or this one if none does."""
         now = time.monotonic()
-        alive = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, TimedProtocol) and not connection.is_closing
-        ]
+        alive = [other for other in self.connections if isinstance(other, TimedProtocol) and not other.is_closing]
         waits = [(other.waits_since, other) for other in alive if other.waits_since is not None and other is not self]
         since, oldest = min(waits, key=lambda pair: pair[0], default=(now - _GRACE, self))
         if now - since >= _GRACE or len(alive) > 2 * connection_limit():

@@ -45,7 +45,7 @@ def _python_code(session: Session, questions: Sequence[Question]) -> str:
         if (model, picture) != (first.model, first.picture):
             scene = scene_of(first.picture)
             if scene is None:
-                lines.append(f"image = {session.photos.get(first.picture).name!r}")
+                lines.append(f"image = {session.photo(first.picture).name!r}")
             else:
                 kind, start = scene
                 imports = [imports[0], "from vitreous import world", "from vitreous.world.dataset import to_images"]
@@ -99,7 +99,7 @@ def _settings(question: Question, *names: str) -> dict[str, Any]:
 
 def _command_start(session: Session, question: Question, command: str) -> tuple[list[str], list[str]]:
     """Return the commands that an image needs to be a file, and how a command about this file and its model begins."""
-    render, file = [], session.photos.get(question.picture).name
+    render, file = [], session.photo(question.picture).name
     scene = scene_of(question.picture)
     if scene is not None:
         kind, start = scene

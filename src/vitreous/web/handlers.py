@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,12 @@ _HEAD_ROWS = {
 def predict(session: Session, question: Question) -> dict[str, Any]:
     """Return what the model says, and the true class where that is known."""
     model, image = session.model(question.model), session.model_input(question.model, question.picture)
-    top, true_class = _top(model, _probabilities(model, image)), session.photos.get(question.picture).true_class
+    top, true_class = _top(model, _probabilities(model, image)), session.photo(question.picture).true_class
     truth = None
-    try:
+    with suppress(TargetError):  # the model may know other classes
         if true_class is not None:
             index = model.class_index(true_class)
             truth = {"index": index, "label": model.label(index)}
-    except TargetError:
-        pass  # the model knows other classes
     return {"top": top, "truth": truth}
 
 

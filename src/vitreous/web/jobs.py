@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
@@ -52,15 +51,12 @@ class QueuedWork:
     def __init__(self, work: Work, send: Callable[[Event], None], request: object = None) -> None:
         self.work, self.send, self.request = work, send, request
         self.done, self.start, self._last_report = 0.0, 0.0, 0.0
-        self._stop = threading.Event()
-
-    def stop(self) -> None:
-        """Let it end at its next report of progress."""
-        self._stop.set()
+        self.is_stopped = False
+        """Whether it is to end at its next report of progress."""
 
     def on_progress(self, done: float, total: float | None = None) -> None:
         """Say how far it is; here a job ends that has been stopped."""
-        if self._stop.is_set():
+        if self.is_stopped:
             raise Stopped
         self.done = max(self.done, min(1.0, done / total if total else done))
         now = time.monotonic()
@@ -83,16 +79,18 @@ class QueuedWork:
             self.on_progress(0.0)
             self.send({**self.work.run(self), "event": "result"})
         except Stopped:
-            self.send({"event": "error", "message": "stopped"})
+            self.fail("stopped", 503)
         except VitreousError as error:
-            status = error.status if isinstance(error, Refused) else 422
-            self.send({"event": "error", "message": one_line(str(error)), "status": status})
+            self.fail(one_line(str(error)), getattr(error, "status", 422))
         except MemoryError:
-            self.send({"event": "error", "message": "there is not enough memory for this", "status": 503})
+            self.fail("there is not enough memory for this", 503)
         except Exception as error:
             _log.exception("a job failed")
-            message = one_line(f"this went wrong inside: {type(error).__name__}")
-            self.send({"event": "error", "message": message, "status": 500})
+            self.fail(one_line(f"this went wrong inside: {type(error).__name__}"), 500)
+
+    def fail(self, message: str, status: int) -> None:
+        """Tell that there will be no result, and why."""
+        self.send({"event": "error", "message": message, "status": status})
 
 
 class WorkQueue:
@@ -104,7 +102,7 @@ class WorkQueue:
 
     def __init__(self, name: str, most: int, low_priority: bool = False) -> None:
         self._most, self._low_priority = most, low_priority
-        self._waiting: deque[QueuedWork] = deque()
+        self._waiting: list[QueuedWork] = []
         self._running: QueuedWork | None = None
         self._changed = threading.Condition()
         self._closed = False
@@ -130,9 +128,9 @@ class WorkQueue:
     def drop(self, jobs: Sequence[QueuedWork]) -> None:
         """Forget those that wait, and stop the one that runs."""
         with self._changed:
-            self._waiting = deque(job for job in self._waiting if job not in jobs)
+            self._waiting = [job for job in self._waiting if job not in jobs]
             for job in jobs:
-                job.stop()
+                job.is_stopped = True
             self._send_positions()
 
     @property
@@ -145,11 +143,11 @@ class WorkQueue:
         """Take no more jobs, and drop those there are."""
         with self._changed:
             self._closed = True
-            jobs = [*self._waiting, *([] if self._running is None else [self._running])]
+            jobs = [job for job in (*self._waiting, self._running) if job is not None]
             self._changed.notify()
         self.drop(jobs)
         for job in jobs:
-            job.send({"event": "error", "message": "the explorer is ending", "status": 503})
+            job.fail("the explorer is ending", 503)
 
     def join(self, seconds: float) -> bool:
         """Wait so long for the thread, and return whether it has ended."""
@@ -164,7 +162,7 @@ class WorkQueue:
         """Take a job whose answer is there, or else the first; others of the same request go to the end."""
         job = next((job for job in self._waiting if job.work.is_ready()), self._waiting[0])
         others = [other for other in self._waiting if other is not job]
-        self._waiting = deque(sorted(others, key=lambda other: other.request is job.request))
+        self._waiting = sorted(others, key=lambda other: other.request is job.request)
         return job
 
     def _work(self) -> None:
@@ -191,7 +189,7 @@ async def run_soon(worker: WorkQueue, run: Callable[[QueuedWork], Any], is_gone:
             if event["event"] == "result":
                 return event["content"]
             if event["event"] == "error":
-                raise Refused(event.get("status", 503), event["message"])
+                raise Refused(event["status"], event["message"])
     raise Refused(499, "nobody waits for this any more")
 
 
@@ -218,8 +216,8 @@ async def _follow(worker: WorkQueue, works: Sequence[Work], is_gone: IsGone) -> 
     try:
         worker.put(jobs)
     except Refused as error:  # others were faster, and the answer has begun
-        for task in left:
-            events.put_nowait({"task": task, "event": "error", "message": str(error), "status": error.status})
+        for job in jobs:
+            job.fail(str(error), error.status)
     try:
         while left:
             try:

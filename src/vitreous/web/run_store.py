@@ -143,15 +143,16 @@ class RunImages(SourceImages):
 
     def png(self, config: RunConfig, digest: str, model: VisionModel | None = None) -> bytes:
         """Return an image as the model sees it; ``model`` is that model, where it is loaded: grids are made for it."""
-        png = self._pngs.get(digest)
-        if png is not None:
-            return png
-        self._compare(digest)
-        if max(config.size) > _MOST_SIDE or max(config.preprocess["size"]) > _MOST_SIDE:
-            raise Refused(404, f"pictures of {config.size} pixels are not drawn")
-        with _one:
-            source = ImageSource({config.data: self}, None if model is None else lambda _: model)
-            return self._pngs.put(digest, png_bytes(source.image(config, digest).convert("RGB"), compress_level=3))
+
+        def draw() -> bytes:
+            self._compare(digest)
+            if max(config.size) > _MOST_SIDE or max(config.preprocess["size"]) > _MOST_SIDE:
+                raise Refused(404, f"pictures of {config.size} pixels are not drawn")
+            with _one:
+                source = ImageSource({config.data: self}, None if model is None else lambda _: model)
+                return png_bytes(source.image(config, digest).convert("RGB"), compress_level=3)
+
+        return self._pngs.get_or_make(digest, draw)
 
     def photo(self, digest: str) -> bytes:
         """Return the image itself: the bytes of its file, or a PNG of what is rendered."""

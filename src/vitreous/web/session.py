@@ -28,7 +28,7 @@ from vitreous.web.completion import num_passes, parse_method
 from vitreous.web.decoder import Decoder
 from vitreous.web.schemas import Question, attributes
 
-__all__ = ["MapResult", "Photo", "Photos", "Recent", "Session", "collect_warnings", "scene_of"]
+__all__ = ["MapResult", "Photo", "Recent", "Session", "collect_warnings", "scene_of"]
 
 _MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
 _MOST_PHOTOS, _MOST_PHOTO_BYTES = 200, 256 * 2**20
@@ -58,6 +58,11 @@ class Recent(Generic[T]):
             if key in self._items:
                 self._items.move_to_end(key)
             return self._items.get(key)
+
+    def get_or_make(self, key: Any, make: Callable[[], T]) -> T:
+        """Return an item, which is made if it is not here."""
+        item = self.get(key)
+        return self.put(key, make()) if item is None else item
 
     def put(self, key: Any, item: T) -> T:
         """Hold an item; those that were not used for longest leave, this one never does."""
@@ -139,28 +144,6 @@ def render_scene(kind: str, start: int) -> Photo:
     return Photo(f"scene-{kind}-{start}", name, Image.fromarray(pixels), name)
 
 
-class Photos:
-    """Finds an image by its identity."""
-
-    def __init__(self) -> None:
-        self.recent: Recent[Photo] = Recent(_MOST_PHOTOS, _MOST_PHOTO_BYTES, lambda photo: _num_bytes(photo.image))
-
-    def add(self, data: bytes, name: str, decoder: Decoder) -> Photo:
-        """Decode an upload."""
-        image = decoder.decode(data)
-        photo = Photo(f"p-{hashlib.sha256(data).hexdigest()[:16]}", one_line(name)[:200] or "picture", image)
-        return self.recent.put(photo.picture, photo)
-
-    def get(self, picture: str) -> Photo:
-        """Return an image; a scene is rendered."""
-        photo, scene = self.recent.get(picture), scene_of(picture)
-        if photo is not None:
-            return photo
-        if scene is None:
-            raise Refused(404, f"there is no picture {picture!r:.60}; it may have left to make room: upload it again")
-        return self.recent.put(picture, render_scene(*scene))
-
-
 # -- warnings ------------------------------------------------------------------------------------------
 
 _local = threading.local()
@@ -200,12 +183,12 @@ def collect_warnings() -> Iterator[list[str]]:
 
 def _warnings_by_method(methods: Sequence[str], texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return what was warned about each of several maps: what names its method, or names none of them."""
-    by_method: dict[str, list[str]] = {method: [] for method in methods}
+    by_method: dict[str, tuple[str, ...]] = dict.fromkeys(methods, ())
     for text in texts:
         named = [method for method in methods if method in text or display_name(method) in text]
         for method in [max(named, key=len)] if named else methods:
-            by_method[method].append(text)
-    return {method: tuple(texts) for method, texts in by_method.items()}
+            by_method[method] += (text,)
+    return by_method
 
 
 # -- maps ----------------------------------------------------------------------------------------------
@@ -235,10 +218,11 @@ class Session:
         load_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_memory(memory_gb)
-        self.models, self.memory_gb, self.photos = dict(models), memory_gb, Photos()
+        self.models, self.memory_gb = dict(models), memory_gb
         self.load_options = dict(load_options or {})
         if memory_gb is None and all(model.device.type == "cpu" for model in models.values()):
             self.memory_gb = _MEMORY_GB
+        self.photos: Recent[Photo] = Recent(_MOST_PHOTOS, _MOST_PHOTO_BYTES, lambda photo: _num_bytes(photo.image))
         self.maps: Recent[MapResult] = Recent(_MOST_MAPS, _MOST_BYTES, lambda result: result.num_bytes)
         self._inputs: Recent[Image.Image] = Recent(_MOST_INPUTS, _MOST_BYTES, _num_bytes)
         self._checks: Recent[vt.CheckResult] = Recent(_MOST_MAPS)
@@ -255,23 +239,34 @@ class Session:
 
     def model_input(self, model: str, picture: str) -> Image.Image:
         """Return what a model sees of an image, in 8 bits."""
-        image = self._inputs.get((model, picture))
-        if image is None:
-            photo = self.photos.get(picture)
-            image = self._inputs.put((model, picture), self.model(model).preprocess.inputs(photo.image)[1])
-        return image
+        preprocess = self.model(model).preprocess
+        return self._inputs.get_or_make((model, picture), lambda: preprocess.inputs(self.photo(picture).image)[1])
+
+    def photo(self, picture: str) -> Photo:
+        """Return an image; a scene is rendered."""
+        scene = scene_of(picture)
+        photo = self.photos.get(picture) or (None if scene is None else self.photos.put(picture, render_scene(*scene)))
+        if photo is None:
+            raise Refused(404, f"there is no picture {picture!r:.60}; it may have left to make room: upload it again")
+        return photo
+
+    def add_photo(self, data: bytes, name: str, decoder: Decoder) -> Photo:
+        """Decode an upload."""
+        image = decoder.decode(data)
+        photo = Photo(f"p-{hashlib.sha256(data).hexdigest()[:16]}", one_line(name)[:200] or "picture", image)
+        return self.photos.put(photo.picture, photo)
 
     def resolve(self, question: Question) -> Question:
         """Return the same question with its method in canonical form; its classes exist."""
-        resolved = self._resolved.get(question)
-        if resolved is not None:
-            return resolved
         model = self.model(question.model)
-        for index in (question.target, question.contrast):
-            if index is not None:
-                model.class_index(index)
-        spec = parse_method(question.method, model).spec
-        return self._resolved.put(question, question.model_copy(update={"method": spec}))
+
+        def make() -> Question:
+            for index in (question.target, question.contrast):
+                if index is not None:
+                    model.class_index(index)
+            return question.model_copy(update={"method": parse_method(question.method, model).spec})
+
+        return self._resolved.get_or_make(question, make)
 
     def has_map(self, question: Question) -> bool:
         """Whether the map was made lately."""
@@ -287,11 +282,8 @@ class Session:
         """Return what cheap tests say about a map; ``part`` gives the progress of a part of the work."""
         question = self.resolve(question)
         e = self.explain(question, part(0.0, 0.2)).explanation
-        result = self._checks.get(question)
-        if result is None:
-            result = vt.check(e, self.model(question.model), memory_gb=self.memory_gb, progress=part(0.2, 1.0))
-            self._checks.put(question, result)
-        return result
+        options: dict[str, Any] = {"memory_gb": self.memory_gb, "progress": part(0.2, 1.0)}
+        return self._checks.get_or_make(question, lambda: vt.check(e, self.model(question.model), **options))
 
     def prepare(self, questions: Sequence[Question], on_progress: Progress | None = None) -> None:
         """Make the cheap maps among those that are asked about one class of one image, their passes shared.
@@ -312,7 +304,7 @@ class Session:
 
     def _explain(self, questions: Sequence[Question], on_progress: Progress | None) -> list[MapResult]:
         first = questions[0]
-        model, photo = self.model(first.model), self.photos.get(first.picture)
+        model, photo = self.model(first.model), self.photo(first.picture)
         methods = [vt.get_method(question.method or "") for question in questions]
         start = time.perf_counter()
         with collect_warnings() as texts:
@@ -331,7 +323,7 @@ class Session:
         self, question: Question, methods: Sequence[str | vt.Method], on_progress: Progress | None, **changes: Any
     ) -> vt.Comparison:
         """Return the maps of some methods; ``changes`` are options of ``vt.compare`` that the question does not say."""
-        model, image = self.model(question.model), self.photos.get(question.picture).image
+        model, image = self.model(question.model), self.photo(question.picture).image
         options = attributes(question, "target", "contrast", "output", "seed") | changes
         return vt.compare(model, image, methods, memory_gb=self.memory_gb, progress=on_progress, **options)
 
