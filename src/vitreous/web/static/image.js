@@ -39,8 +39,8 @@ export class ImagePage {
       heads: new HeadsView(store),
       owners: new OwnersView(store),
     };
-    const shown = () => ({ questions: this.#current.questions(), sheet: this.#current.sheet?.() });
-    this.downloads = new Downloads(store, shown);
+    const visible = () => ({ questions: this.#current.questions(), sheet: this.#current.sheet?.() });
+    this.downloads = new Downloads(store, visible);
     this.stage = el("div", { class: "stage", id: "stage", tabindex: "-1" });
     this.top = this.#head();
     this.node = el("div", { class: "image" }, this.#aside(), this.stage, this.test.node, this.downloads.dialog);
@@ -77,7 +77,7 @@ export class ImagePage {
     const save = { class: "pill small", "aria-haspopup": "dialog" };
     this.busy = el("div", { class: "busy", hidden: true });
     this.title = el("h1", { tabindex: "-1" });
-    this.said = el("p", { class: "differs", hidden: true });
+    this.notice = el("p", { class: "differs", hidden: true });
     this.lead = el("div", {});
     this.body = el("div", { id: "view", role: "tabpanel" });
     return [
@@ -88,7 +88,7 @@ export class ImagePage {
         this.busy,
         button([icon("save"), "save"], () => this.downloads.open(), save),
       ),
-      el("div", { class: "question" }, this.title, this.said, this.lead),
+      el("div", { class: "question" }, this.title, this.notice, this.lead),
       this.look.node,
       this.body,
     ];
@@ -183,9 +183,9 @@ export class ImagePage {
   #differs() {
     const { store } = this;
     const differ = store.prediction && store.target !== store.predicted.index;
-    this.said.hidden = !differ;
+    this.notice.hidden = !differ;
     const ask = () => button("ask about that", () => store.set({ target: null }), { class: "link" });
-    if (differ) remake(this.said, store.predicted, () => [`The model says “${store.predicted.label}”. `, ask()]);
+    if (differ) remake(this.notice, store.predicted, () => [`The model says “${store.predicted.label}”. `, ask()]);
   }
 
   /** All that the screen needs now, the view before its test: the chosen map is always made, for the test needs it. */
@@ -195,8 +195,8 @@ export class ImagePage {
     const wanted = [...this.#current.tasks()];
     if (!this.#current.tested) wanted.push(store.explain(store.chosen));
     wanted.push(...this.test.tasks(), ...(this.#current.later?.() ?? []));
-    const known = new Set();
-    store.answers.want(wanted.filter(({ key }) => !known.has(key) && known.add(key)));
+    const keys = new Set();
+    store.answers.want(wanted.filter(({ key }) => !keys.has(key) && keys.add(key)));
   }
 
   #working() {

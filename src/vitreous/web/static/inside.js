@@ -1,13 +1,13 @@
 // Inside the model: the same map from every start layer, and the attention of any head.
 
 import { el, fill } from "./common.js";
-import { scaleOf, shown } from "./maps.js";
+import { scaleOf, shown as visible } from "./maps.js";
 import { Place, slider } from "./parts.js";
 import { asked } from "./store.js";
 import { Legend, MapCanvas } from "./tile.js";
 
 /** One large map and many small ones to choose it from. */
-class Shelf {
+class Gallery {
   #names = "";
 
   constructor(store, what, onchoose) {
@@ -47,9 +47,9 @@ class Shelf {
   }
 
   /** `maps`: `[{name, map}]`; `now`: which one is large. Each has its own scale unless one for all is asked for. */
-  update(maps, now, { look, title, words, low = null, high = null }) {
+  update(maps, now, { look, title, words, low = null, high: upper = null }) {
     this.now = now;
-    const names = maps.map((each) => each.name).join("|");
+    const names = maps.map((item) => item.name).join("|");
     if (names !== this.#names) {
       this.#names = names;
       this.items = maps.map(({ name }, place) => {
@@ -63,19 +63,19 @@ class Shelf {
         );
         return { node, map };
       });
-      fill(this.small, this.items.map((each) => each.node));
+      fill(this.small, this.items.map((item) => item.node));
     }
     const { shared, clip, positive } = this.store.state;
     const signed = positive ? false : look.signed;
-    const scale = shared ? scaleOf(maps.map((each) => shown(each.map, look)), clip, signed) : null;
+    const scale = shared ? scaleOf(maps.map((item) => visible(item.map, look)), clip, signed) : null;
     this.items.forEach(({ node, map }, place) => {
       node.setAttribute("aria-selected", String(place === now));
       node.tabIndex = place === now ? 0 : -1;
       map.draw(maps[place].map, { ...look, scale }, `${this.what} ${maps[place].name}`);
     });
     const mine = { ...look, scale };
-    const drawn = this.large.draw(maps[now]?.map ?? null, mine, `${title}. Arrow keys read patches.`);
-    this.legend.update(drawn, low, high);
+    const range = this.large.draw(maps[now]?.map ?? null, mine, `${title}. Arrow keys read patches.`);
+    this.legend.update(range, low, upper);
     this.title.textContent = title;
     this.words.textContent = words;
   }
@@ -91,7 +91,7 @@ export class LayersView {
 
   constructor(store) {
     this.store = store;
-    this.shelf = new Shelf(store, "start layer", (start) => store.set({ start }, { replace: true }));
+    this.gallery = new Gallery(store, "start layer", (start) => store.set({ start }, { replace: true }));
     this.place = new Place("the layers", store.ways(() => this.#task));
     this.base = el(
       "select",
@@ -148,7 +148,7 @@ export class LayersView {
   sheet() {
     const { store } = this;
     const layers = store.result(this.#task)?.layers ?? [];
-    const items = this.shelf.items.map(({ map }, place) => ({
+    const items = this.gallery.items.map(({ map }, place) => ({
       name: `from layer ${layers[place]?.start}`,
       canvas: map.canvas,
       map: layers[place]?.map,
@@ -172,17 +172,17 @@ export class LayersView {
   update() {
     const { store } = this;
     if (!store.prediction) return;
-    const cheap = store.methods.filter((each) => this.#layered(each)).map((each) => each.name);
+    const cheap = store.methods.filter((item) => this.#layered(item)).map((item) => item.name);
     const bases = [...new Set([this.#name, ...cheap])];
     if (bases.join() !== this.#bases) fill(this.base, bases.map((name) => el("option", { value: name }, name)));
     this.#bases = bases.join();
     this.base.value = this.#name;
     const entry = store.answer(this.#task);
-    this.place.update(entry, () => this.shelf.node);
+    this.place.update(entry, () => this.gallery.node);
     if (entry?.status !== "done") return;
     const { layers, signed } = entry.result;
     const now = this.#now;
-    this.shelf.update(layers.map(({ start, map }) => ({ name: `from ${start}`, map })), now, {
+    this.gallery.update(layers.map(({ start, map }) => ({ name: `from ${start}`, map })), now, {
       look: { ...store.look, signed: signed ?? null },
       title: `From layer ${layers[now].start} on`,
       words: `${this.#name} for “${store.label(store.target)}”. The model has ${store.model.depth} layers.`,
@@ -196,7 +196,7 @@ export class HeadsView {
 
   constructor(store) {
     this.store = store;
-    this.shelf = new Shelf(store, "head", (head) => store.set({ head }, { replace: true }));
+    this.gallery = new Gallery(store, "head", (head) => store.set({ head }, { replace: true }));
     this.place = new Place("the heads", store.ways(() => this.#task));
     this.layer = slider(
       "Layer",
@@ -240,7 +240,7 @@ export class HeadsView {
   sheet() {
     const { store } = this;
     const heads = store.result(this.#task)?.heads ?? [];
-    const items = this.shelf.items.map(({ map }, place) => ({
+    const items = this.gallery.items.map(({ map }, place) => ({
       name: `head ${heads[place]?.head}`,
       canvas: map.canvas,
       map: heads[place]?.map,
@@ -269,11 +269,11 @@ export class HeadsView {
     const entry = store.answer(this.#task);
     const busy = entry?.status !== "done" && entry?.status !== "error" && entry?.status !== "cancelled";
     // while others come, the old ones stay
-    if (!busy || !this.shelf.items.length) this.place.update(entry, () => this.shelf.node);
+    if (!busy || !this.gallery.items.length) this.place.update(entry, () => this.gallery.node);
     if (entry?.status !== "done") return;
     const { heads, rows } = entry.result;
     const now = this.#now;
-    this.shelf.update(heads.map(({ head, map }) => ({ name: `head ${head}`, map })), now, {
+    this.gallery.update(heads.map(({ head, map }) => ({ name: `head ${head}`, map })), now, {
       look: { ...store.look, signed: false },
       title: `Layer ${this.#layer}, head ${heads[now].head}`,
       words: `Attention ${rows}. Each map has its own scale.`,

@@ -37,7 +37,7 @@ export class MethodPanel {
   /** Another step of effort takes the place of the one that is there. */
   strive(name) {
     const { store } = this;
-    const others = store.names.filter((each) => !store.efforts.includes(each));
+    const others = store.names.filter((item) => !store.efforts.includes(item));
     store.set({ methods: [name, ...others], chosen: name });
     announce(`Effort: ${name}`);
   }
@@ -51,7 +51,7 @@ export class MethodPanel {
 
   remove(name) {
     const { store } = this;
-    store.set({ methods: store.names.filter((each) => each !== name) });
+    store.set({ methods: store.names.filter((item) => item !== name) });
     announce(`${name} removed`);
   }
 
@@ -120,8 +120,8 @@ class MethodBrowser {
 
   draw() {
     const words = this.input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const matches = this.store.methods.filter((each) => {
-      const text = `${each.name} ${each.family} ${each.summary} ${(each.aliases ?? []).join(" ")}`.toLowerCase();
+    const matches = this.store.methods.filter((item) => {
+      const text = `${item.name} ${item.family} ${item.summary} ${(item.aliases ?? []).join(" ")}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
     const families = grouped(matches);
@@ -135,45 +135,45 @@ class MethodBrowser {
           "section",
           { "aria-label": family },
           el("h3", {}, family),
-          el("ul", {}, methods.map((each) => this.#row(each))),
+          el("ul", {}, methods.map((item) => this.#row(item))),
         ),
       ),
     );
   }
 
-  #row(each) {
-    const there = this.store.names.includes(each.name);
-    const price = each.refused ? "refused" : each.is_combinator ? `${each.name}(…)` : (each.cost_text ?? cost(each));
-    const blind = each.class_specific === false && !each.refused ? " Knows no class." : "";
+  #row(item) {
+    const there = this.store.names.includes(item.name);
+    const price = item.refused ? "refused" : item.is_combinator ? `${item.name}(…)` : (item.cost_text ?? cost(item));
+    const blind = item.class_specific === false && !item.refused ? " Knows no class." : "";
     const words = [
-      el("b", {}, each.name),
+      el("b", {}, item.name),
       el("span", { class: "cost" }, price),
-      el("span", { class: "summary" }, each.refused ?? each.summary, blind),
+      el("span", { class: "summary" }, item.refused ?? item.summary, blind),
     ];
-    const node = button(words, () => this.#take(each, there), {
+    const node = button(words, () => this.#take(item, there), {
       class: "method",
-      "aria-pressed": each.is_combinator ? null : String(there),
-      disabled: Boolean(each.refused),
-      dataset: { name: each.name },
+      "aria-pressed": item.is_combinator ? null : String(there),
+      disabled: Boolean(item.refused),
+      dataset: { name: item.name },
     });
     return el("li", {}, node);
   }
 
   /** A method is added or removed; a combinator is begun in the box, for it needs a base. */
-  #take(each, there) {
-    if (each.is_combinator) {
+  #take(item, there) {
+    if (item.is_combinator) {
       this.onclose();
-      this.begin(`${each.name}(`);
+      this.begin(`${item.name}(`);
       return;
     }
-    (there ? this.remove : this.add)(each.name);
+    (there ? this.remove : this.add)(item.name);
     this.draw();
-    this.body.querySelector(`[data-name="${CSS.escape(each.name)}"]`)?.focus();
+    this.body.querySelector(`[data-name="${CSS.escape(item.name)}"]`)?.focus();
   }
 }
 
 function grouped(methods) {
   const families = new Map();
-  for (const each of methods) families.set(each.family, [...(families.get(each.family) ?? []), each]);
+  for (const item of methods) families.set(item.family, [...(families.get(item.family) ?? []), item]);
   return families;
 }

@@ -17,14 +17,14 @@ const AGAIN = 10000; // milliseconds between two looks at a run that is still go
 const TAKEN = "input, select, summary, .scroll, svg"; // where keys mean something else
 
 let last = null; // the view that was shown before this one
-const known = new Map(); // tables by run: views follow each other quickly, and the table is the same
+const cache = new Map(); // tables by run: views follow each other quickly, and the table is the same
 
 function tableOf(id, anew = false) {
-  const kept = known.get(id);
-  if (!anew && kept && Date.now() - kept.since < FRESH) return kept.table;
+  const cached = cache.get(id);
+  if (!anew && cached && Date.now() - cached.since < FRESH) return cached.table;
   const table = api(`/api/runs/${encodeURIComponent(id)}`);
-  known.set(id, { table, since: Date.now() });
-  table.catch(() => known.delete(id));
+  cache.set(id, { table, since: Date.now() });
+  table.catch(() => cache.delete(id));
   return table;
 }
 
@@ -53,7 +53,7 @@ export function mount(element, id, parameters, navigate) {
 
   function draw(table) {
     view?.end?.();
-    const context = { id, table, change: (changes, how) => change(table, changes, how), open, signal };
+    const context = { id, table, change: (changes, options) => change(table, changes, options), open, signal };
     view = VIEWS[state.view](context);
     const top = el("header", { class: "runhead" });
     head(top, table);
@@ -90,14 +90,14 @@ export function mount(element, id, parameters, navigate) {
     const part = partOf(table, state);
     const to = (changes) => runAddress(id, moved(state, { page: "0", picture: "", ...changes }));
     const afresh = { ...UNFILTERED, method: "", metric: "", view: state.view === "scatter" ? "scatter" : "table" };
-    const parts = table.parts.map((each) => [each.name, to({ ...afresh, part: String(each.part) }), each === part]);
-    const views = ["table", "scatter"].map((each) => [each, to({ view: each }), state.view === each]);
+    const parts = table.parts.map((item) => [item.name, to({ ...afresh, part: String(item.part) }), item === part]);
+    const views = ["table", "scatter"].map((item) => [item, to({ view: item }), state.view === item]);
     const warnings = [table.state, ...table.notes].filter(Boolean);
     const blind = !part.pictures && state.view !== "scatter" && part.methods.length > 0;
     fill(top,
       el("h1", { tabindex: "-1" }, table.title),
       state.view === "table" && el("p", { class: "lead" }, table.lead),
-      warnings.map((each) => el("p", { class: "note warn", role: "status" }, each)),
+      warnings.map((item) => el("p", { class: "note warn", role: "status" }, item)),
       parts.length > 1 && tabs("Model and data", parts),
       tabs("Views", [...views, ...crumbs(part, to)]),
       blind && el("p", { class: "note" }, `Pictures are not shown: ${part.why}.`));
@@ -144,7 +144,7 @@ export function tableView(context) {
       refill(node, el("div", { class: "card" }, nothing(`Nothing of ${part.name} is finished yet.`)));
       return;
     }
-    const strange = part.methods.some((each) => each.degenerate);
+    const strange = part.methods.some((item) => item.degenerate);
     const head = el("tr", {},
       headOf("method", ["method"], null, part, state),
       part.metrics.map((metric) => [
@@ -174,7 +174,7 @@ export function tableView(context) {
   }
 
   function sort(name, part, state) {
-    const metric = part.metrics.find((each) => each.name === name);
+    const metric = part.metrics.find((item) => item.name === name);
     const first = metric?.higher_is_better ? "descending" : "ascending";
     const other = first === "ascending" ? "descending" : "ascending";
     const way = state.sort === name && state.way === first ? other : first;
@@ -183,28 +183,28 @@ export function tableView(context) {
   }
 
   function cell(part, row, column, state) {
-    const found = part.cells[row][column];
-    if (!found) return "–";
+    const result = part.cells[row][column];
+    if (!result) return "–";
     const [method, metric] = [part.methods[row], part.metrics[column]];
     const there = { ...UNFILTERED, view: "cell", method: method.name, metric: metric.name, page: "0", picture: "" };
-    const mean = digits(found.mean, metric.digits);
-    const [low, high] = [found.lower, found.upper].map((each) => digits(each, metric.digits));
-    const between = found.lower === null ? "" : `${low} to ${high}`;
+    const mean = digits(result.mean, metric.digits);
+    const [low, highest] = [result.lower, result.upper].map((item) => digits(item, metric.digits));
+    const between = result.lower === null ? "" : `${low} to ${highest}`;
     const words = [
-      `${method.title}, ${metric.name}: ${mean}`, between && `95 % interval ${between}`, compared(found),
-      found.shared && `shares with the metric: ${found.shared}`, "show its pictures",
+      `${method.title}, ${metric.name}: ${mean}`, between && `95 % interval ${between}`, compared(result),
+      result.shared && `shares with the metric: ${result.shared}`, "show its pictures",
     ];
     const properties = {
       href: runAddress(id, moved(state, there)), class: "score", dataset: { key: `cell ${row} ${column}` },
       "aria-label": words.filter(Boolean).join("; "),
     };
     return el("a", properties,
-      star(found), found.is_best ? el("b", {}, mean) : mean, found.letters && el("sup", {}, found.letters),
-      found.shared && el("sup", { title: `shared with the metric: ${found.shared}` }, "◆"),
+      star(result), result.is_best ? el("b", {}, mean) : mean, result.letters && el("sup", {}, result.letters),
+      result.shared && el("sup", { title: `shared with the metric: ${result.shared}` }, "◆"),
       between && el("small", {}, between),
-      whisker(found, metric),
-      found.images < part.images && el("small", {}, `${found.images} of ${part.images} pictures`),
-      found.paper !== null && el("small", {}, `paper ${digits(found.paper, metric.digits)}`));
+      whisker(result, metric),
+      result.images < part.images && el("small", {}, `${result.images} of ${part.images} pictures`),
+      result.paper !== null && el("small", {}, `paper ${digits(result.paper, metric.digits)}`));
   }
 
   return { node, show };
@@ -213,7 +213,7 @@ export function tableView(context) {
 /** The rows in the order that is asked for; what has no score comes last. */
 export function sorted(part, state) {
   const rows = part.methods.map((_, row) => row);
-  const column = part.metrics.findIndex((each) => each.name === state.sort);
+  const column = part.metrics.findIndex((item) => item.name === state.sort);
   const sign = state.way === "descending" ? -1 : 1;
   const title = (row) => part.methods[row].title;
   if (state.sort === "method") return rows.sort((a, b) => sign * title(a).localeCompare(title(b)));
@@ -231,8 +231,8 @@ function several(part) {
 }
 
 /** How far the means of single seeds lie apart. */
-function deviation(found, metric) {
-  return found && found.seed_sd !== null ? digits(found.seed_sd, metric.digits + 1) : "–";
+function deviation(result, metric) {
+  return result && result.seed_sd !== null ? digits(result.seed_sd, metric.digits + 1) : "–";
 }
 
 function titleOf(metric) {
@@ -249,29 +249,29 @@ function nameOf(method) {
   return el("th", { scope: "row", title: method.spec }, breakable(method.title), small);
 }
 
-function compared(found) {
-  if (!found.word) return "";
-  if (found.word === "not told apart") return "not told apart from random";
-  return `${found.word} than random${found.p === null ? "" : `, p = ${found.p.toPrecision(2)}`}`;
+function compared(result) {
+  if (!result.word) return "";
+  if (result.word === "not told apart") return "not told apart from random";
+  return `${result.word} than random${result.p === null ? "" : `, p = ${result.p.toPrecision(2)}`}`;
 }
 
-function star(found) {
-  if (!found.word) return null;
-  const sign = { better: found.stars, worse: `▾${found.stars}` }[found.word] ?? "≈";
-  const kind = { better: "up", worse: "down" }[found.word] ?? null;
-  return el("sup", { class: kind, title: compared(found) }, sign, " ");
+function star(result) {
+  if (!result.word) return null;
+  const sign = { better: result.stars, worse: `▾${result.stars}` }[result.word] ?? "≈";
+  const kind = { better: "up", worse: "down" }[result.word] ?? null;
+  return el("sup", { class: kind, title: compared(result) }, sign, " ");
 }
 
 /** A line from one end of the interval to the other, a dot for the mean, a tick for chance. */
-function whisker(found, metric) {
+function whisker(result, metric) {
   if (!metric.span || metric.span[0] === metric.span[1]) return null;
-  const [low, high] = metric.span;
-  const at = (value) => (4 + (96 * (Math.min(Math.max(value, low), high) - low)) / (high - low)).toFixed(1);
+  const [low, highest] = metric.span;
+  const at = (value) => (4 + (96 * (Math.min(Math.max(value, low), highest) - low)) / (highest - low)).toFixed(1);
   const line = (kind, from, to, y1, y2) => svg("line", { class: kind, x1: at(from), x2: at(to), y1, y2 });
   return svg("svg", { class: "whisker", viewBox: "0 0 104 10", "aria-hidden": "true" },
-    found.lower !== null && line("reach", found.lower, found.upper, 5, 5),
+    result.lower !== null && line("reach", result.lower, result.upper, 5, 5),
     metric.chance !== null && line("tick", metric.chance, metric.chance, 0, 10),
-    svg("circle", { class: "dot", cx: at(found.mean), cy: 5, r: 3 }));
+    svg("circle", { class: "dot", cx: at(result.mean), cy: 5, r: 3 }));
 }
 
 function legend(part) {
@@ -283,10 +283,10 @@ function legend(part) {
       + "≈: not told apart from it; blue ▾: worse than it. "
       + "Methods that share a letter are not told apart by their mean ranks.",
   ];
-  if (all.some((each) => each.shared)) {
+  if (all.some((item) => item.shared)) {
     lines.push("◆ The method itself asks the model about pictures changed in the way that the metric changes them.");
   }
-  const printed = all.some((each) => each.paper !== null);
+  const printed = all.some((item) => item.paper !== null);
   if (printed) lines.push("“Paper” is the printed number, in the metric’s own unit.");
   if (several(part)) {
     lines.push(`Every picture has the mean of its scores over ${part.seeds.length} seeds; “between seeds” is the `
@@ -299,12 +299,12 @@ function legend(part) {
 /** Marks and flags in words, and what could not be tested. */
 function worth(part) {
   if (!part.flags.length && !part.notes.length) return null;
-  const where = (each) => [each.method, each.metric].filter(Boolean).join(", ") || "all";
-  const row = (each) => el("li", {}, el("b", {}, each.kind), el("span", {}, `${where(each)}: ${each.text}`));
+  const where = (item) => [item.method, item.metric].filter(Boolean).join(", ") || "all";
+  const row = (item) => el("li", {}, el("b", {}, item.kind), el("span", {}, `${where(item)}: ${item.text}`));
   return el("details", { class: "card worth" },
     el("summary", {}, `Worth knowing (${part.flags.length})`),
     el("ul", {}, part.flags.map(row)),
-    part.notes.map((each) => el("p", { class: "note" }, each)));
+    part.notes.map((item) => el("p", { class: "note" }, item)));
 }
 
 /** Pictures that could not be read, or of which the model was not sure enough. */
@@ -313,6 +313,6 @@ function leftOut(part) {
   const more = part.left_out_count - part.left_out.length;
   return el("details", { class: "card worth" },
     el("summary", {}, `${part.left_out_count} pictures are left out`),
-    el("ul", {}, part.left_out.map((each) => el("li", {}, el("b", {}, each.name), el("span", {}, each.why)))),
+    el("ul", {}, part.left_out.map((item) => el("li", {}, el("b", {}, item.name), el("span", {}, item.why)))),
     more > 0 && el("p", { class: "note" }, `And ${more} more.`));
 }

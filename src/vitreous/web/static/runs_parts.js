@@ -27,9 +27,9 @@ const FILTERS = ["predicted", "true", "low", "high", "correct", "name"];
 
 /** Read a state from the parameters of an address; what is not known is left out. */
 export function readRun(parameters) {
-  const given = parameters instanceof URLSearchParams ? Object.fromEntries(parameters) : { ...parameters };
+  const values = parameters instanceof URLSearchParams ? Object.fromEntries(parameters) : { ...parameters };
   const state = { ...BLANK };
-  for (const name of Object.keys(BLANK)) if (typeof given[name] === "string") state[name] = given[name];
+  for (const name of Object.keys(BLANK)) if (typeof values[name] === "string") state[name] = values[name];
   if (!VIEWS.includes(state.view)) state.view = "table";
   if (!/^\d{1,6}$/.test(state.part)) state.part = "0";
   if (!/^\d{1,6}$/.test(state.page)) state.page = "0";
@@ -44,10 +44,10 @@ export function readRun(parameters) {
 
 /** The address of a state, without what is meant anyway. */
 export function runAddress(id, state) {
-  const said = Object.entries(BLANK)
+  const pairs = Object.entries(BLANK)
     .filter(([name, blank]) => state[name] !== undefined && String(state[name]) !== blank)
     .map(([name]) => `${name}=${encodeURIComponent(state[name])}`);
-  return `#/run/${encodeURIComponent(id)}${said.length ? `?${said.join("&")}` : ""}`;
+  return `#/run/${encodeURIComponent(id)}${pairs.length ? `?${pairs.join("&")}` : ""}`;
 }
 
 /** The state of another view, with what both have in common: the part, the cell, the filters. */
@@ -70,8 +70,8 @@ export function partOf(table, state) {
 
 /** The method and metric of a state, or the first of the part. */
 export function cellOf(part, state) {
-  const method = part.methods.find((each) => each.name === state.method) ?? part.methods[0];
-  const metric = part.metrics.find((each) => each.name === state.metric) ?? part.metrics[0];
+  const method = part.methods.find((item) => item.name === state.method) ?? part.methods[0];
+  const metric = part.metrics.find((item) => item.name === state.metric) ?? part.metrics[0];
   return { method, metric };
 }
 
@@ -84,7 +84,7 @@ const RIGHT = [["", "right or wrong"], ["yes", "right"], ["no", "wrong"]];
 export function filterBar(part, state, change) {
   const set = (name, value) => change({ [name]: value, page: "0" });
   const some = Object.keys(filtersOf(state)).length > 0;
-  const list = (words, name) => part.classes.some((each) => each[name])
+  const list = (words, name) => part.classes.some((item) => item[name])
     && chooser(words, classes(part, name), state[name], (value) => set(name, value), name);
   return el("div", { class: "filters", role: "search", "aria-label": "Which pictures" },
     list("said", "predicted"),
@@ -103,8 +103,8 @@ function all(change) {
 
 /** The classes that are there, each with the number of its pictures. */
 function classes(part, name) {
-  const there = part.classes.filter((each) => each[name]);
-  return [["", "any class"], ...there.map((each) => [String(each.index), `${each.label} (${each[name]})`])];
+  const there = part.classes.filter((item) => item[name]);
+  return [["", "any class"], ...there.map((item) => [String(item.index), `${item.label} (${item[name]})`])];
 }
 
 /** A probability in percent. */
@@ -142,20 +142,20 @@ export function arrow(metric) {
 
 /** A name that may be broken where its parts end. */
 export function breakable(name) {
-  return name.split(/(?<=[_(,/])/).flatMap((each, place) => (place ? [el("wbr", {}), each] : [each]));
+  return name.split(/(?<=[_(,/])/).flatMap((item, place) => (place ? [el("wbr", {}), item] : [item]));
 }
 
 /** Ask for something of a run. Lists become repeated names. */
 export function ask(id, path, query, signal) {
-  const told = new URLSearchParams();
-  for (const [name, value] of Object.entries(query)) for (const each of [value].flat()) told.append(name, each);
-  return api(`/api/runs/${encodeURIComponent(id)}${path}?${told}`, { signal });
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) for (const item of [value].flat()) parameters.append(name, item);
+  return api(`/api/runs/${encodeURIComponent(id)}${path}?${parameters}`, { signal });
 }
 
 /** Where a picture of a run is fetched from. */
 export function runPicture(id, part, picture) {
-  const told = new URLSearchParams({ part: part.part, picture, ...(token ? { token } : {}) });
-  return `/api/runs/${encodeURIComponent(id)}/picture?${told}`;
+  const parameters = new URLSearchParams({ part: part.part, picture, ...(token ? { token } : {}) });
+  return `/api/runs/${encodeURIComponent(id)}/picture?${parameters}`;
 }
 
 /** What stands in for a photograph that is not at hand. */
@@ -211,10 +211,10 @@ export function drawnPicture(id, part, picture, map, signed, words, look) {
 
 /** What a model said about a picture, and what it is where that is something else. */
 export function saidAbout(image) {
-  const said = image.predicted ? image.predicted.label : "";
+  const prediction = image.predicted ? image.predicted.label : "";
   const sure = image.confidence === null ? "" : percent(image.confidence);
   const right = image.correct === false ? `wrong${image.true ? `: ${image.true.label}` : ""}` : "";
-  return [[said, sure].filter(Boolean).join(" "), right].filter(Boolean).join(" · ");
+  return [[prediction, sure].filter(Boolean).join(" "), right].filter(Boolean).join(" · ");
 }
 
 /** A sentence that stands where there is nothing to show. */
@@ -227,7 +227,7 @@ export function chooser(name, options, value, onchange, key) {
   const select = el(
     "select",
     { onchange: () => onchange(select.value), dataset: { key } },
-    options.map(([each, words]) => el("option", { value: each }, words)),
+    options.map(([item, words]) => el("option", { value: item }, words)),
   );
   select.value = value;
   return el("label", { class: "choose" }, el("span", {}, name), select);
@@ -236,7 +236,7 @@ export function chooser(name, options, value, onchange, key) {
 /** A few choices of which one holds. `options`: `[value, words]`. */
 export function segments(name, options, value, onchoose) {
   const { node, update } = choice(name, options, onchoose);
-  for (const each of node.children) each.dataset.key = `${name} ${each.dataset.value}`;
+  for (const item of node.children) item.dataset.key = `${name} ${item.dataset.value}`;
   update(value);
   return node;
 }
@@ -253,11 +253,11 @@ export function shot(canvas, { href, key, score, name, small = null, amiss = fal
 
 /** Metrics and methods to choose from. */
 export function metricOptions(part) {
-  return part.metrics.map((each) => [each.name, `${arrow(each)} ${each.name}`]);
+  return part.metrics.map((item) => [item.name, `${arrow(item)} ${item.name}`]);
 }
 
 export function methodOptions(part) {
-  return part.methods.map((each) => [each.name, each.title]);
+  return part.methods.map((item) => [item.name, item.title]);
 }
 
 /** Links of which one holds: `[words, address, whether it does]`. */
@@ -273,5 +273,5 @@ export function refill(node, ...children) {
   fill(node, ...children);
   if (key) [
     ...node.querySelectorAll("[data-key]"),
-  ].find((each) => each.dataset.key === key)?.focus({ preventScroll: true });
+  ].find((item) => item.dataset.key === key)?.focus({ preventScroll: true });
 }

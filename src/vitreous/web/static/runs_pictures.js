@@ -43,8 +43,8 @@ export function cellView(context) {
     grid.setAttribute("aria-busy", "true");
     try {
       const query = { part: part.part, method, metric, order, page, ...filtersOf(state) };
-      const found = await ask(id, "/cell", query, signal);
-      if (mine === asked) drawPage(part, state, found);
+      const result = await ask(id, "/cell", query, signal);
+      if (mine === asked) drawPage(part, state, result);
     } catch (error) {
       const again = () => fetchPage(part, state);
       if (error.name !== "AbortError" && mine === asked) refill(grid, problem(error.message, again));
@@ -53,33 +53,33 @@ export function cellView(context) {
     }
   }
 
-  function drawPage(part, state, found) {
+  function drawPage(part, state, result) {
     const { metric } = cellOf(part, state);
     const look = state.opacity === "" ? {} : { opacity: Number(state.opacity) };
-    const shots = found.images.map((image) => {
+    const shots = result.images.map((image) => {
       const [score, small] = [digits(image.score, metric.digits), saidAbout(image)];
       const words = `${image.name}: map of ${state.method}, score ${score}, ${small}`;
-      const { canvas } = drawnPicture(id, part, image.picture, image.map, found.signed, words, look);
+      const { canvas } = drawnPicture(id, part, image.picture, image.map, result.signed, words, look);
       const href = runAddress(id, moved(state, { view: "picture", picture: image.picture }));
       return shot(canvas, { href, key: image.picture, score, name: image.name, small, amiss: image.correct === false });
     });
-    const none = found.of ? "No picture passes these filters." : "There are no pictures yet.";
-    line.textContent = summary(found, metric);
+    const none = result.of ? "No picture passes these filters." : "There are no pictures yet.";
+    line.textContent = summary(result, metric);
     announce(line.textContent);
     refill(grid, shots.length ? shots : nothing(none));
-    refill(pager, found.pages > 1 ? pages(found, state) : "");
+    refill(pager, result.pages > 1 ? pages(result, state) : "");
   }
 
-  function pages(found, state) {
+  function pages(result, state) {
     const link = (words, page, key) => {
-      if (page < 0 || page >= found.pages) return el("span", { class: "dull" }, words);
+      if (page < 0 || page >= result.pages) return el("span", { class: "dull" }, words);
       return el("a", { href: runAddress(id, moved(state, { page: String(page) })), dataset: { key } }, words);
     };
     return [
-      link("← before", found.page - 1, "before"),
-      el("span", {}, `page ${found.page + 1} of ${found.pages}`),
-      link("after →", found.page + 1, "after"),
-      link("last", found.pages - 1, "last"),
+      link("← before", result.page - 1, "before"),
+      el("span", {}, `page ${result.page + 1} of ${result.pages}`),
+      link("after →", result.page + 1, "after"),
+      link("last", result.pages - 1, "last"),
     ];
   }
 
@@ -97,10 +97,10 @@ function names({ method, metric }) {
   return { method: method.name, metric: metric.name };
 }
 
-function summary(found, metric) {
-  const passing = found.total === found.of ? `${found.of} pictures` : `${found.total} of ${found.of} pictures`;
-  const mean = found.mean === null ? "" : `, mean ${digits(found.mean, metric.digits)}`;
-  const without = found.without ? `; ${found.without} have no score and are not here` : "";
+function summary(result, metric) {
+  const passing = result.total === result.of ? `${result.of} pictures` : `${result.total} of ${result.of} pictures`;
+  const mean = result.mean === null ? "" : `, mean ${digits(result.mean, metric.digits)}`;
+  const without = result.without ? `; ${result.without} have no score and are not here` : "";
   return `${passing}${mean}${without}. Every map has its own scale.`;
 }
 
@@ -112,7 +112,7 @@ export function pictureView(context) {
   const { id, table, change, open, signal } = context;
   const node = el("div", { class: "runpicture" });
   let links = {};
-  let drawn = [];
+  let drawings = [];
 
   async function show(state) {
     const part = partOf(table, state);
@@ -134,41 +134,42 @@ export function pictureView(context) {
     }
   }
 
-  function draw(part, state, found, metric) {
+  function draw(part, state, result, metric) {
     const to = (changes) => runAddress(id, moved(state, changes));
     links = {
-      ArrowLeft: found.previous && to({ picture: found.previous }),
-      ArrowRight: found.next && to({ picture: found.next }),
+      ArrowLeft: result.previous && to({ picture: result.previous }),
+      ArrowRight: result.next && to({ picture: result.next }),
       Escape: to({ view: "cell", picture: "" }),
     };
     const look = { opacity: Number(state.opacity || OPACITY) };
-    const photo = drawnPicture(id, part, found.picture, null, null, `${found.name} as the model sees it`, look);
-    const order = [...found.methods].sort((a, b) => better(metric, a.scores[metric.name], b.scores[metric.name]));
-    drawn = order.map((each) => {
-      const score = digits(each.scores[metric.name], metric.digits);
-      const words = each.map ? `Map of ${each.title}, ${metric.name} ${score}` : `${each.title}: no map is there`;
-      return drawnPicture(id, part, found.picture, each.map, each.signed, words, look);
+    const photo = drawnPicture(id, part, result.picture, null, null, `${result.name} as the model sees it`, look);
+    const order = [...result.methods].sort((a, b) => better(metric, a.scores[metric.name], b.scores[metric.name]));
+    drawings = order.map((item) => {
+      const score = digits(item.scores[metric.name], metric.digits);
+      const words = item.map ? `Map of ${item.title}, ${metric.name} ${score}` : `${item.title}: no map is there`;
+      return drawnPicture(id, part, result.picture, item.map, item.signed, words, look);
     });
-    const shots = order.map((each, place) => shot(drawn[place].canvas, {
-      href: to({ method: each.name }), key: `method ${each.name}`, on: each.name === state.method,
-      score: digits(each.scores[metric.name], metric.digits), name: each.title, spec: each.spec,
-      small: each.map ? null : "no map is there",
+    const shots = order.map((item, place) => shot(drawings[place].canvas, {
+      href: to({ method: item.name }), key: `method ${item.name}`, on: item.name === state.method,
+      score: digits(item.scores[metric.name], metric.digits), name: item.title, spec: item.spec,
+      small: item.map ? null : "no map is there",
     }));
     refill(node, el("div", { class: "halves" },
       el("aside", { class: "card side" },
-        photo.canvas, facts(found), neighbours(found), actions(part, found, state), lines(found, state)),
+        photo.canvas, facts(result), neighbours(result), actions(part, result, state), lines(result, state)),
       el("div", {},
         el("div", { class: "controls" },
           chooser("ordered by", metricOptions(part), metric.name, (name) => change({ metric: name }), "metric"),
           el("label", { class: "choose" }, el("span", {}, "opacity"), slider(look.opacity))),
         el("div", { class: "shots dense" }, shots),
-        el("details", { class: "card worth" }, el("summary", {}, "All scores of this picture"), scores(part, found)))));
+        el("details", { class: "card worth" },
+          el("summary", {}, "All scores of this picture"), scores(part, result)))));
   }
 
   function slider(value) {
     const oninput = () => {
       filled(input);
-      for (const each of drawn) each.draw({ opacity: Number(input.value) });
+      for (const item of drawings) item.draw({ opacity: Number(input.value) });
     };
     const onchange = () => change({ opacity: input.value === OPACITY ? "" : input.value }, { quiet: true });
     const range = { type: "range", min: 0, max: 1, step: 0.05, value, dataset: { key: "opacity" } };
@@ -177,41 +178,41 @@ export function pictureView(context) {
     return input;
   }
 
-  function neighbours(found) {
-    if (found.index === null || found.index === undefined) return null;
+  function neighbours(result) {
+    if (result.index === null || result.index === undefined) return null;
     const link = (words, way) => {
       if (!links[way]) return el("span", { class: "dull" }, words);
       return el("a", { href: links[way], dataset: { key: way } }, words);
     };
-    const place = el("span", {}, `${found.index + 1} of ${found.total}`);
+    const place = el("span", {}, `${result.index + 1} of ${result.total}`);
     return el("nav", { class: "pager", "aria-label": "Pictures" },
       link("← before", "ArrowLeft"), place, link("after →", "ArrowRight"));
   }
 
   /** Open the picture where questions can be asked, if the model is there and the picture can be had. */
-  function actions(part, found, state) {
+  function actions(part, result, state) {
     if (!part.pictures) return null; // the head says why
     if (!part.loaded) {
       const words = `To ask more about this picture, start the explorer with the model ${part.model} too.`;
       return el("p", { class: "note" }, words);
     }
-    const said = el("p", { class: "note", role: "status" });
-    const own = found.methods.find((each) => each.name === state.method);
+    const status = el("p", { class: "note", role: "status" });
+    const own = result.methods.find((item) => item.name === state.method);
     const bring = async () => {
-      said.textContent = "One moment …";
+      status.textContent = "One moment …";
       try {
-        const query = { part: part.part, picture: found.picture };
+        const query = { part: part.part, picture: result.picture };
         const blob = await api(`/api/runs/${encodeURIComponent(id)}/photo`, { query, as: "blob", signal });
-        const { picture } = await api("/api/pictures", { query: { name: found.name }, body: blob, signal });
+        const { picture } = await api("/api/pictures", { query: { name: result.name }, body: blob, signal });
         const asked = { model: part.loaded, picture, view: "maps", ...(own?.passes ? { methods: own.spec } : {}) };
-        const told = Object.entries(asked).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
-        open(`#/image?${told.join("&")}`);
+        const pairs = Object.entries(asked).map(([name, value]) => `${name}=${encodeURIComponent(value)}`);
+        open(`#/image?${pairs.join("&")}`);
       } catch (error) {
-        if (error.name !== "AbortError") said.textContent = error.message;
+        if (error.name !== "AbortError") status.textContent = error.message;
       }
     };
     const words = "ask about this picture";
-    return el("div", {}, button(words, bring, { class: "pill primary", dataset: { key: "ask" } }), said);
+    return el("div", {}, button(words, bring, { class: "pill primary", dataset: { key: "ask" } }), status);
   }
 
   return { node, show, key: (name) => links[name] };
@@ -222,35 +223,35 @@ function better(metric, one, other) {
   return metric.higher_is_better ? other - one : one - other;
 }
 
-function facts(found) {
+function facts(result) {
   const sure = (share) => (share === null ? "" : percent(share));
   const rows = [
-    ["picture", found.name],
-    ["said", [found.predicted?.label, sure(found.confidence)].filter(Boolean).join(", ")],
-    ["is", [found.true?.label, sure(found.true_confidence)].filter(Boolean).join(", ")],
-    ["so it was", { true: "right", false: "wrong" }[found.correct] ?? ""],
+    ["picture", result.name],
+    ["said", [result.predicted?.label, sure(result.confidence)].filter(Boolean).join(", ")],
+    ["is", [result.true?.label, sure(result.true_confidence)].filter(Boolean).join(", ")],
+    ["so it was", { true: "right", false: "wrong" }[result.correct] ?? ""],
   ];
-  const told = rows.filter(([, words]) => words);
-  return el("dl", { class: "told" }, told.map(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]));
+  const entries = rows.filter(([, words]) => words);
+  return el("dl", { class: "told" }, entries.map(([name, words]) => [el("dt", {}, name), el("dd", {}, words)]));
 }
 
 /** The curves that the score was read from: this picture's in red, the mean of all pictures in grey. */
-function lines(found, state) {
-  if (!found.curves.length) return null;
+function lines(result, state) {
+  if (!result.curves.length) return null;
   return el("div", {},
     el("h3", {}, "What the score was read from"),
-    found.curves.map(line),
+    result.curves.map(line),
     el("p", { class: "note" }, `${state.method}: this picture in red, the mean of all pictures in grey.`));
 }
 
 function line(curve) {
   const [width, height, room] = [260, 120, 6];
   const values = [...curve.y, ...curve.mean, 0].filter(Number.isFinite);
-  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const [low, upper] = [Math.min(...values), Math.max(...values)];
   const [left, right] = [Math.min(...curve.x), Math.max(...curve.x)];
-  const across = (x) => room + ((x - left) / (right - left || 1)) * (width - 2 * room);
-  const up = (y) => height - room - ((y - low) / (high - low || 1)) * (height - 2 * room);
-  const at = (y, i) => `${across(curve.x[i]).toFixed(1)},${up(y).toFixed(1)}`;
+  const horizontal = (x) => room + ((x - left) / (right - left || 1)) * (width - 2 * room);
+  const up = (y) => height - room - ((y - low) / (upper - low || 1)) * (height - 2 * room);
+  const at = (y, i) => `${horizontal(curve.x[i]).toFixed(1)},${up(y).toFixed(1)}`;
   const path = (ys) => `M${ys.map(at).join(" L")}`;
   const words = `${curve.name}: from ${digits(curve.y[0], 2)} to ${digits(curve.y.at(-1), 2)}`;
   return el("figure", { class: "line" },
@@ -261,15 +262,15 @@ function line(curve) {
     el("figcaption", { class: "note" }, curve.name));
 }
 
-function scores(part, found) {
-  const heads = part.metrics.map((each) => el("th", { scope: "col" }, `${arrow(each)}\u00a0`, breakable(each.name)));
-  const cell = (each, row) => (metric, column) => {
+function scores(part, result) {
+  const heads = part.metrics.map((item) => el("th", { scope: "col" }, `${arrow(item)}\u00a0`, breakable(item.name)));
+  const cell = (item, row) => (metric, column) => {
     const mean = part.cells[row]?.[column]?.mean ?? null;
     const small = mean !== null && el("small", {}, `mean ${digits(mean, metric.digits)}`);
-    return el("td", {}, digits(each.scores[metric.name], metric.digits), small);
+    return el("td", {}, digits(item.scores[metric.name], metric.digits), small);
   };
-  const rows = found.methods.map((each, row) => el("tr", { class: part.methods[row]?.quiet ? "yardstick" : null },
-    el("th", { scope: "row" }, breakable(each.title)), part.metrics.map(cell(each, row))));
+  const rows = result.methods.map((item, row) => el("tr", { class: part.methods[row]?.quiet ? "yardstick" : null },
+    el("th", { scope: "row" }, breakable(item.title)), part.metrics.map(cell(item, row))));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Scores of this picture" },
     el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "method"), heads)), el("tbody", {}, rows)));
 }

@@ -13,19 +13,19 @@ const LEFT = 62, RIGHT = 18, TOP = 16, BOTTOM = 50;
 const MOST_LINKS = 60; // more points than these are no stops of the tab key
 
 /** About `count` round numbers from low to high; powers of ten on a logarithmic axis, their parts on a short one. */
-export function ticks(low, high, count = 5, log = false) {
+export function ticks(low, highest, count = 5, log = false) {
   if (log) {
-    const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
+    const [first, last] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(highest))];
     const powers = Array.from({ length: last - first + 3 }, (_, i) => 10 ** (first - 1 + i));
-    const found = last - first >= 2 ? powers : powers.flatMap((each) => [each, 2 * each, 5 * each]);
-    return found.filter((each) => each >= low && each <= high);
+    const result = last - first >= 2 ? powers : powers.flatMap((item) => [item, 2 * item, 5 * item]);
+    return result.filter((item) => item >= low && item <= highest);
   }
-  const rough = (high - low) / count;
+  const rough = (highest - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= 0.75 * rough) ?? rough;
+  const step = [1, 2, 5, 10].map((item) => item * power).find((item) => item >= 0.75 * rough) ?? rough;
   const first = Math.ceil(low / step - 1e-9);
   return Array.from(
-    { length: Math.floor(high / step + 1e-9) - first + 1 },
+    { length: Math.floor(highest / step + 1e-9) - first + 1 },
     (_, i) => Number(((first + i) * step).toPrecision(12)),
   );
 }
@@ -33,11 +33,11 @@ export function ticks(low, high, count = 5, log = false) {
 /** Where values lie on an axis, with a little room at both ends. */
 function scaled(values, from, to, log) {
   const there = values.filter(Number.isFinite).map((value) => (log ? Math.log10(value) : value));
-  let [low, high] = there.length ? [Math.min(...there), Math.max(...there)] : [0, 1];
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
-  [low, high] = [low - room, high + room];
-  const at = (value) => from + (((log ? Math.log10(value) : value) - low) / (high - low)) * (to - from);
-  return { at, low: log ? 10 ** low : low, high: log ? 10 ** high : high };
+  let [low, highest] = there.length ? [Math.min(...there), Math.max(...there)] : [0, 1];
+  const room = (highest - low || Math.abs(highest) || 1) * 0.06;
+  [low, highest] = [low - room, highest + room];
+  const at = (value) => from + (((log ? Math.log10(value) : value) - low) / (highest - low)) * (to - from);
+  return { at, low: log ? 10 ** low : low, high: log ? 10 ** highest : highest };
 }
 
 /**
@@ -47,16 +47,16 @@ function scaled(values, from, to, log) {
  */
 export function plot(points, axes, { width, same = false, labels = false, onopen }) {
   const height = Math.round(Math.min(560, Math.max(340, width * 0.62)));
-  const across = points.flatMap((each) => [each.x, each.low?.[0], each.high?.[0]]);
-  const upwards = points.flatMap((each) => [each.y, each.low?.[1], each.high?.[1]]);
-  const both = [...across, ...upwards];
-  const x = scaled(same ? both : across, LEFT, width - RIGHT, axes.x.log);
+  const horizontal = points.flatMap((item) => [item.x, item.low?.[0], item.high?.[0]]);
+  const upwards = points.flatMap((item) => [item.y, item.low?.[1], item.high?.[1]]);
+  const both = [...horizontal, ...upwards];
+  const x = scaled(same ? both : horizontal, LEFT, width - RIGHT, axes.x.log);
   const y = scaled(same ? both : upwards, height - BOTTOM, TOP, axes.y.log);
   const tip = el("div", { class: "tip", hidden: true });
   const links = points.length <= MOST_LINKS;
   const marks = points.map((point, number) => mark(point, number));
-  const how = links ? "" : " Arrow keys walk through them, Enter opens one.";
-  const words = `${axes.y.title} against ${axes.x.title}, ${points.length} points.${how}`;
+  const hint = links ? "" : " Arrow keys walk through them, Enter opens one.";
+  const words = `${axes.y.title} against ${axes.x.title}, ${points.length} points.${hint}`;
   const box = { viewBox: `0 0 ${width} ${height}`, class: "scatter", tabindex: links ? null : "0", role: "group" };
   const drawing = svg("svg", { ...box, "aria-label": words },
     grid(), same && diagonal(), svg("g", {}, points.map(reach)), svg("g", {}, marks),
@@ -93,22 +93,22 @@ export function plot(points, axes, { width, same = false, labels = false, onopen
   function named() {
     const taken = points.map((point) => [x.at(point.x) - 6, y.at(point.y) - 6, x.at(point.x) + 6, y.at(point.y) + 6]);
     return [...points].sort((a, b) => (a.quiet ?? false) - (b.quiet ?? false)).map((point) => {
-      const [at, down, wide] = [x.at(point.x), y.at(point.y), point.name.length * 7.2];
+      const [at, down, textWidth] = [x.at(point.x), y.at(point.y), point.name.length * 7.2];
       const places = [
         [at + 11, down - 5, "start"],
         [at - 11, down - 5, "end"],
         [at + 11, down + 15, "start"],
         [at - 11, down + 15, "end"],
       ];
-      for (const [across, line, anchor] of places) {
-        const left = anchor === "start" ? across : across - wide;
-        const box = [left, line - 11, left + wide, line + 3];
+      for (const [horizontal, line, anchor] of places) {
+        const left = anchor === "start" ? horizontal : horizontal - textWidth;
+        const box = [left, line - 11, left + textWidth, line + 3];
         const free = box[0] >= LEFT && box[2] <= width - 4 && !taken.some(
-          (each) => box[0] < each[2] && box[2] > each[0] && box[1] < each[3] && box[3] > each[1],
+          (item) => box[0] < item[2] && box[2] > item[0] && box[1] < item[3] && box[3] > item[1],
         );
         if (free) {
           taken.push(box);
-          return svg("text", { x: across, y: line, "text-anchor": anchor }, point.name);
+          return svg("text", { x: horizontal, y: line, "text-anchor": anchor }, point.name);
         }
       }
       return "";
@@ -118,24 +118,24 @@ export function plot(points, axes, { width, same = false, labels = false, onopen
   function grid() {
     const round = (value) => String(Number(value.toPrecision(6))).replace("-", "−");
     const [right, bottom] = [width - RIGHT, height - BOTTOM];
-    const below = ticks(x.low, x.high, Math.max(4, width / 120), axes.x.log).map((each) => [
-      svg("line", { class: "axis", x1: x.at(each), x2: x.at(each), y1: TOP, y2: bottom }),
-      svg("text", { class: "soft", x: x.at(each), y: bottom + 18, "text-anchor": "middle" }, round(each)),
+    const below = ticks(x.low, x.high, Math.max(4, width / 120), axes.x.log).map((item) => [
+      svg("line", { class: "axis", x1: x.at(item), x2: x.at(item), y1: TOP, y2: bottom }),
+      svg("text", { class: "soft", x: x.at(item), y: bottom + 18, "text-anchor": "middle" }, round(item)),
     ]);
-    const beside = ticks(y.low, y.high, 6, axes.y.log).map((each) => [
-      svg("line", { class: "axis", x1: LEFT, x2: right, y1: y.at(each), y2: y.at(each) }),
-      svg("text", { class: "soft", x: LEFT - 8, y: y.at(each) + 4, "text-anchor": "end" }, round(each)),
+    const adjacent = ticks(y.low, y.high, 6, axes.y.log).map((item) => [
+      svg("line", { class: "axis", x1: LEFT, x2: right, y1: y.at(item), y2: y.at(item) }),
+      svg("text", { class: "soft", x: LEFT - 8, y: y.at(item) + 4, "text-anchor": "end" }, round(item)),
     ]);
     const turned = `translate(14 ${(TOP + bottom) / 2}) rotate(-90)`;
-    return svg("g", {}, below, beside,
+    return svg("g", {}, below, adjacent,
       svg("text", { x: (LEFT + right) / 2, y: height - 8, "text-anchor": "middle" }, axes.x.title),
       svg("text", { transform: turned, "text-anchor": "middle" }, axes.y.title));
   }
 
   function diagonal() {
-    const [low, high] = [Math.max(x.low, y.low), Math.min(x.high, y.high)];
-    return low < high
-      ? svg("line", { class: "same", x1: x.at(low), x2: x.at(high), y1: y.at(low), y2: y.at(high) })
+    const [low, highest] = [Math.max(x.low, y.low), Math.min(x.high, y.high)];
+    return low < highest
+      ? svg("line", { class: "same", x1: x.at(low), x2: x.at(highest), y1: y.at(low), y2: y.at(highest) })
       : "";
   }
 
@@ -157,13 +157,13 @@ export function plot(points, axes, { width, same = false, labels = false, onopen
 
   function nearest(event) {
     const box = drawing.getBoundingClientRect();
-    const [across, down] = [
+    const [horizontal, down] = [
       ((event.clientX - box.left) / box.width) * width,
       ((event.clientY - box.top) / box.height) * height,
     ];
     let [best, least] = [-1, event.pointerType === "touch" ? 900 : 300];
     points.forEach((point, number) => {
-      const far = (x.at(point.x) - across) ** 2 + (y.at(point.y) - down) ** 2;
+      const far = (x.at(point.x) - horizontal) ** 2 + (y.at(point.y) - down) ** 2;
       if (far < least) [best, least] = [number, far];
     });
     return best;
@@ -204,14 +204,14 @@ export function spearman(one, other) {
 
 function ranks(values) {
   const order = values.map((_, i) => i).sort((a, b) => values[a] - values[b]);
-  const found = new Array(values.length);
+  const result = new Array(values.length);
   for (let start = 0; start < order.length; ) {
     let end = start;
     while (end < order.length && values[order[end]] === values[order[start]]) end++;
-    for (let i = start; i < end; i++) found[order[i]] = (start + 1 + end) / 2;
+    for (let i = start; i < end; i++) result[order[i]] = (start + 1 + end) / 2;
     start = end;
   }
-  return found;
+  return result;
 }
 
 // -- what its axes are
@@ -226,8 +226,8 @@ export function scatterView(context) {
   const stage = el("div", { class: "card plotcard" });
   const node = el("div", { class: "runscatter" }, controls, filters, stage);
   let asked = 0;
-  let shown = null; // draws what is on the stage anew, for another width
-  const resized = new ResizeObserver(() => shown?.(false));
+  let redraw = null; // draws what is on the stage anew, for another width
+  const resized = new ResizeObserver(() => redraw?.(false));
   resized.observe(stage);
 
   function show(state) {
@@ -264,22 +264,22 @@ export function scatterView(context) {
 
   function drawMethods(part, axes, state) {
     asked++; // what pictures are on their way come too late
-    const column = (name) => part.metrics.findIndex((each) => each.name === name);
+    const column = (name) => part.metrics.findIndex((item) => item.name === name);
     const value = (row, name) => {
       if (!COSTS[name]) return part.cells[row][column(name)];
       const mean = part.methods[row][name];
       return mean > 0 ? { mean, lower: null, upper: null } : null;
     };
-    const metric = [axes.ym, axes.xm].find((each) => !COSTS[each]) ?? part.metrics[0].name;
+    const metric = [axes.ym, axes.xm].find((item) => !COSTS[item]) ?? part.metrics[0].name;
     const points = part.methods.flatMap((method, row) => {
-      const [across, up] = [value(row, axes.xm), value(row, axes.ym)];
-      if (!across || !up) return [];
+      const [horizontal, up] = [value(row, axes.xm), value(row, axes.ym)];
+      if (!horizontal || !up) return [];
       const there = { ...UNFILTERED, view: "cell", method: method.name, metric, page: "0" };
       return [{
-        x: across.mean, y: up.mean,
-        low: [across.lower ?? NaN, up.lower ?? NaN], high: [across.upper ?? NaN, up.upper ?? NaN],
+        x: horizontal.mean, y: up.mean,
+        low: [horizontal.lower ?? NaN, up.lower ?? NaN], high: [horizontal.upper ?? NaN, up.upper ?? NaN],
         name: method.title, quiet: method.quiet, href: runAddress(id, moved(state, there)),
-        words: `${told(part, axes.xm, across)}; ${told(part, axes.ym, up)}`,
+        words: `${valueText(part, axes.xm, horizontal)}; ${valueText(part, axes.ym, up)}`,
       }];
     });
     const lines = [
@@ -298,42 +298,42 @@ export function scatterView(context) {
     const now = ++asked;
     const query = { part: part.part, method: [axes.x, axes.y], metric: [axes.xm, axes.ym], ...filtersOf(state) };
     if (!stage.firstChild) refill(stage, el("p", { class: "note nothing", role: "status" }, "One moment …"));
-    let found;
+    let result;
     try {
-      found = await ask(id, "/scores", query, signal);
+      result = await ask(id, "/scores", query, signal);
     } catch (error) {
       const again = () => drawPictures(part, axes, state);
       if (error.name !== "AbortError" && now === asked) refill(stage, problem(error.message, again));
       return;
     }
     if (now !== asked) return;
-    const [across, up] = found.columns;
-    const metrics = [axes.xm, axes.ym].map((name) => part.metrics.find((each) => each.name === name));
+    const [horizontal, up] = result.columns;
+    const metrics = [axes.xm, axes.ym].map((name) => part.metrics.find((item) => item.name === name));
     const score = (which, i) => {
-      const { method, scores } = found.columns[which];
+      const { method, scores } = result.columns[which];
       return `${title(part, method)} ${digits(scores[i], metrics[which].digits)}`;
     };
-    const points = found.pictures.map((picture, i) => ({
-      x: across.scores[i], y: up.scores[i], name: found.names[i], hollow: found.correct[i] === 0,
+    const points = result.pictures.map((picture, i) => ({
+      x: horizontal.scores[i], y: up.scores[i], name: result.names[i], hollow: result.correct[i] === 0,
       words: `${score(0, i)}; ${score(1, i)}`,
       href: runAddress(id, moved(state, { view: "picture", picture, method: axes.y, metric: axes.ym })),
     }));
     const name = (method, metric) => ({ title: `${title(part, method)}: ${arrow(metric)} ${metric.name}` });
     const named = { x: name(axes.x, metrics[0]), y: name(axes.y, metrics[1]) };
-    put(points, named, sentences(part, found, metrics, points), { same: axes.xm === axes.ym });
+    put(points, named, sentences(part, result, metrics, points), { same: axes.xm === axes.ym });
   }
 
-  function put(points, axes, lines, how) {
-    shown = (anew) => {
+  function put(points, axes, lines, settings) {
+    redraw = (anew) => {
       const width = Math.max(300, Math.round(stage.clientWidth - 36));
       if (!anew && stage.dataset.width === String(width)) return;
       stage.dataset.width = String(width);
       const onopen = (point) => open(point.href);
       const none = nothing("No point has both numbers.");
-      const notes = lines.map((each) => el("p", { class: "note" }, each));
-      refill(stage, points.length ? plot(points, axes, { ...how, width, onopen }) : none, notes);
+      const notes = lines.map((item) => el("p", { class: "note" }, item));
+      refill(stage, points.length ? plot(points, axes, { ...settings, width, onopen }) : none, notes);
     };
-    shown(true);
+    redraw(true);
   }
 
   return { node, show, end: () => resized.disconnect() };
@@ -341,53 +341,53 @@ export function scatterView(context) {
 
 /** The axes of a state, or some that say something: the first two metrics, the reference and another method. */
 function chosenAxes(part, state) {
-  const metrics = part.metrics.map((each) => each.name);
-  const methods = part.methods.map((each) => each.name);
-  const known = state.of === "methods" ? [...metrics, ...Object.keys(COSTS)] : metrics;
+  const metrics = part.metrics.map((item) => item.name);
+  const methods = part.methods.map((item) => item.name);
+  const metricNames = state.of === "methods" ? [...metrics, ...Object.keys(COSTS)] : metrics;
   const reference = part.reference ?? methods[0];
-  const other = methods.find((each) => each !== reference) ?? reference;
-  const pick = (value, among, usual) => (among.includes(value) ? value : usual);
+  const other = methods.find((item) => item !== reference) ?? reference;
+  const pick = (value, choices, usual) => (choices.includes(value) ? value : usual);
   const second = state.of === "methods" ? metrics[1] ?? metrics[0] : metrics[0];
   return {
     x: pick(state.x, methods, reference), y: pick(state.y, methods, other),
-    xm: pick(state.xm, known, metrics[0]), ym: pick(state.ym, known, second),
+    xm: pick(state.xm, metricNames, metrics[0]), ym: pick(state.ym, metricNames, second),
   };
 }
 
 /** What a scatter of pictures says in words. */
-function sentences(part, found, metrics, points) {
-  const [across, up] = found.columns;
+function sentences(part, result, metrics, points) {
+  const [horizontal, up] = result.columns;
   const many = points.length;
-  const lines = [found.total > many ? `${many} of ${found.total} pictures are drawn.` : `${found.total} pictures.`];
+  const lines = [result.total > many ? `${many} of ${result.total} pictures are drawn.` : `${result.total} pictures.`];
   const alike = metrics[0].name === metrics[1].name;
-  if (alike && across.method !== up.method) {
-    const better = points.filter((each) => (metrics[0].higher_is_better ? each.y > each.x : each.y < each.x)).length;
-    const than = `${title(part, up.method)} is better than ${title(part, across.method)}`;
+  if (alike && horizontal.method !== up.method) {
+    const better = points.filter((item) => (metrics[0].higher_is_better ? item.y > item.x : item.y < item.x)).length;
+    const than = `${title(part, up.method)} is better than ${title(part, horizontal.method)}`;
     lines.push(`${than} on ${better} of these ${many}; on the line both are the same.`);
   }
-  const rank = alike && across.method === up.method ? NaN : correlated(points);
+  const rank = alike && horizontal.method === up.method ? NaN : correlated(points);
   if (Number.isFinite(rank)) lines.push(`Spearman’s rank correlation over these pictures: ${digits(rank, 2)}.`);
-  if (found.correct.includes(0)) lines.push("Hollow: the model was wrong about the picture.");
+  if (result.correct.includes(0)) lines.push("Hollow: the model was wrong about the picture.");
   return lines;
 }
 
 function correlated(points) {
-  return points.length > 2 ? spearman(points.map((each) => each.x), points.map((each) => each.y)) : NaN;
+  return points.length > 2 ? spearman(points.map((item) => item.x), points.map((item) => item.y)) : NaN;
 }
 
-function told(part, name, found) {
-  if (COSTS[name]) return `${number(found.mean)} ${name}`;
-  const metric = part.metrics.find((each) => each.name === name);
-  const [mean, low, high] = [found.mean, found.lower, found.upper].map((each) => digits(each, metric.digits));
-  return `${name} ${mean}${found.lower === null ? "" : ` (${low} to ${high})`}`;
+function valueText(part, name, result) {
+  if (COSTS[name]) return `${number(result.mean)} ${name}`;
+  const metric = part.metrics.find((item) => item.name === name);
+  const [mean, low, highest] = [result.mean, result.lower, result.upper].map((item) => digits(item, metric.digits));
+  return `${name} ${mean}${result.lower === null ? "" : ` (${low} to ${highest})`}`;
 }
 
 function title(part, method) {
-  return part.methods.find((each) => each.name === method)?.title ?? method;
+  return part.methods.find((item) => item.name === method)?.title ?? method;
 }
 
 function titled(part, name) {
   if (COSTS[name]) return { title: COSTS[name], log: true };
-  const metric = part.metrics.find((each) => each.name === name);
+  const metric = part.metrics.find((item) => item.name === name);
   return { title: `${arrow(metric)} ${metric.name}` };
 }

@@ -15,10 +15,10 @@ export class Tried {
     this.store = store;
     this.test = test;
     this.words = el("p", { class: "note said" });
-    this.whole = this.#card("the picture", () => ({ k: 0, keep: false }));
+    this.original = this.#card("the picture", () => ({ k: 0, keep: false }));
     this.without = this.#card("without the strongest patches", () => ({ k: store.k || null, keep: false }));
     this.alone = this.#card("the strongest patches alone", () => ({ k: store.k || null, keep: true }));
-    const cards = [this.whole, this.without, this.alone].map((each) => each.node);
+    const cards = [this.original, this.without, this.alone].map((item) => item.node);
     this.node = el(
       "section",
       {},
@@ -30,16 +30,17 @@ export class Tried {
 
   #card(words, state) {
     const picture = el("img", { alt: "", width: 224, height: 224 });
-    const said = el("span", { class: "note" }, words);
+    const caption = el("span", { class: "note" }, words);
     const chance = el("b", { class: "big" });
     const others = el("span", { class: "note", hidden: true });
     const show = () => this.store.set({ ...state(), mask: null }, { replace: true });
-    const node = button([picture, said, chance, others], show, { class: "card tried", title: "Show this at the slider" });
-    return { node, picture, said, chance, others, words };
+    const options = { class: "card tried", title: "Show this at the slider" };
+    const node = button([picture, caption, chance, others], show, options);
+    return { node, picture, caption, chance, others, words };
   }
 
   /** `found`: the answer, about the strongest fifth, blurred; what it says is shown while the slider is there. */
-  update(label, found = null) {
+  update(label, result = null) {
     const { store, test } = this;
     const { k, count } = store;
     const { keep, mask } = store.state;
@@ -47,13 +48,14 @@ export class Tried {
     this.words.textContent =
       `The strongest ${k} of ${count} patches, taken away and left alone. ` +
       `Under each: what the model gives ${label} for exactly this picture. The slider moves them.` +
-      (same && found?.criterion ? ` ${found.criterion}` : "");
+      (same && result?.criterion ? ` ${result.criterion}` : "");
     const before = store.probability(store.target);
-    this.#show(this.whole, { picture: store.image.src, top: store.prediction.top, probability: before }, true, before);
-    this.whole.node.setAttribute("aria-pressed", String(k === 0));
+    const first = { picture: store.image.src, top: store.prediction.top, probability: before };
+    this.#show(this.original, first, true, before);
+    this.original.node.setAttribute("aria-pressed", String(k === 0));
     const there = test.patches() !== null;
     for (const [card, alone] of [[this.without, false], [this.alone, true]]) {
-      const note = same ? found?.notes[alone ? 2 : 1] : null;
+      const note = same ? result?.notes[alone ? 2 : 1] : null;
       card.others.hidden = !note;
       card.others.textContent = note ?? "";
       const look = there ? test.look(card.words, test.gone(k, alone)) : { answer: null, fresh: false };
@@ -66,8 +68,8 @@ export class Tried {
     card.picture.classList.toggle("stale", !fresh);
     const picture = answer?.picture ?? this.store.image.src;
     if (card.picture.src !== picture) card.picture.src = picture;
-    const still = card === this.whole ? "" : answer?.top[0].index === this.store.predicted.index ? "still " : "now ";
-    card.said.textContent = answer ? `${card.words}: ${still}“${answer.top[0].label}”` : card.words;
+    const still = card === this.original ? "" : answer?.top[0].index === this.store.predicted.index ? "still " : "now ";
+    card.caption.textContent = answer ? `${card.words}: ${still}“${answer.top[0].label}”` : card.words;
     card.chance.textContent = answer ? percent(answer.probability ?? NaN) : "…";
     card.chance.className = `big ${answer ? changed(answer.probability, before) : ""}`;
   }

@@ -61,7 +61,7 @@ export class WhyView {
   /** The class to hold against: the one that was chosen, or else the most probable other one. */
   get rival() {
     const { store } = this;
-    return store.contrast ?? store.prediction?.top.find((each) => each.index !== store.target)?.index ?? null;
+    return store.contrast ?? store.prediction?.top.find((item) => item.index !== store.target)?.index ?? null;
   }
 
   /** Whether a contrast means anything: there is another class, and the method knows classes. */
@@ -107,9 +107,9 @@ export class WhyView {
     this.mapPlace.update(store.answer(this.#map), () => []);
     this.legend.update(scale, scale?.signed ? "against" : "little", scale?.signed ? `for ${label}` : "much");
     this.note.textContent = map ? this.#note(map, scale, label) : "\u00a0";
-    this.trustPlace.update(store.answer(this.#why), (found) => [
-      el("p", { class: "verdict" }, found.trust_text),
-      findings(found.trust),
+    this.trustPlace.update(store.answer(this.#why), (content) => [
+      el("p", { class: "verdict" }, content.trust_text),
+      findings(content.trust),
     ]);
     this.tried.update(label, answer);
     this.versus.update(this.rival, this.#versus, this.#contrasts || !map);
@@ -143,10 +143,10 @@ class ContrastCard {
     this.place = new Place("the contrast", ways);
     this.legend = new Legend();
     this.title = el("h2", {});
-    this.rivals = el("div", { class: "chips", role: "group", "aria-label": "Contrast with" });
+    this.contrasts = el("div", { class: "chips", role: "group", "aria-label": "Contrast with" });
     const over = el("div", { class: "over" }, this.map.node, this.place.node);
     const words = el("p", { class: "note" }, "What speaks for the one rather than for the other.");
-    this.node = el("section", { class: "card" }, this.title, words, over, this.legend.node, this.rivals);
+    this.node = el("section", { class: "card" }, this.title, words, over, this.legend.node, this.contrasts);
   }
 
   update(rival, task, there) {
@@ -163,8 +163,8 @@ class ContrastCard {
     const scale = this.map.draw(result?.map ?? null, look, words);
     this.place.update(store.answer(task), () => []);
     this.legend.update(scale, scale?.signed ? other : "little", scale?.signed ? label : "much");
-    const choices = store.prediction.top.filter((each) => each.index !== store.target).slice(0, 4);
-    remake(this.rivals, JSON.stringify([choices, rival]), () => choices.map((each) => this.#choice(each, rival)));
+    const choices = store.prediction.top.filter((item) => item.index !== store.target).slice(0, 4);
+    remake(this.contrasts, JSON.stringify([choices, rival]), () => choices.map((item) => this.#choice(item, rival)));
   }
 
   #choice({ index, label }, rival) {
@@ -192,8 +192,8 @@ class OwnersCard {
     if (!owned || owned === this.#drawn) return;
     this.#drawn = owned;
     const { classes, distribution, strength } = owned;
-    drawOwners(this.canvas, this.store.image, distribution, strength, classes.map((each) => each.colour), 448);
-    const names = classes.map((each) => each.label).join(" and ");
+    drawOwners(this.canvas, this.store.image, distribution, strength, classes.map((item) => item.colour), 448);
+    const names = classes.map((item) => item.label).join(" and ");
     this.canvas.setAttribute("aria-label", `Which of ${names} owns which patch`);
     const swatch = (colour) => el("s", { style: { background: colour } });
     fill(this.keys, classes.map(({ colour, label }) => el("span", { class: "owner" }, swatch(colour), label)));
