@@ -178,7 +178,7 @@ def test_a_method_from_elsewhere_is_taken_at_its_word(explained: vt.Explanation,
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"method": "ixg"', '"method": "from_elsewhere"'))
     again = vt.Explanation.load(folder)
-    assert again.method_text is None
+    assert again._method is None
     assert again.class_specific
     assert again.scale == explained.scale
     assert again.overlay().tobytes() == explained.overlay().tobytes()
