@@ -26,12 +26,12 @@ PATIENCE = 120_000  # milliseconds
 class Visit:
     """A tab on the page of one image."""
 
-    def __init__(self, browser: Any, client: Client, **how: Any) -> None:
+    def __init__(self, browser: Any, client: Client, **options: Any) -> None:
         from playwright.sync_api import expect
 
         self.client, self.expect = client, expect
         look = {"viewport": {"width": 1560, "height": 980}, "reduced_motion": "reduce"}
-        self.context = browser.new_context(**{**look, **how})
+        self.context = browser.new_context(**{**look, **options})
         self.tab = self.context.new_page()
         self.tab.set_default_timeout(PATIENCE)
         self.complaints: list[str] = []
@@ -42,8 +42,10 @@ class Visit:
 
     def open(self, **state: Any) -> Visit:
         """Open an address: the state of the page as it is written there."""
-        said = "&".join(f"{name}={value}" for name, value in {"picture": PICTURE, **state}.items() if value is not None)
-        self.tab.goto(f"http://127.0.0.1:{self.client.port}/#/image?{said}")
+        pairs = "&".join(
+            f"{name}={value}" for name, value in {"picture": PICTURE, **state}.items() if value is not None
+        )
+        self.tab.goto(f"http://127.0.0.1:{self.client.port}/#/image?{pairs}")
         return self
 
     def __call__(self, selector: str) -> Any:
@@ -112,7 +114,7 @@ def scene(client: Client, picture: str = PICTURE) -> Image.Image:
     return Image.open(io.BytesIO(answer.data)).convert("RGB")
 
 
-def drawn(canvas: Any) -> np.ndarray[Any, Any]:
+def canvas_pixels(canvas: Any) -> np.ndarray[Any, Any]:
     """The pixels of a canvas."""
     data = canvas.evaluate("canvas => canvas.toDataURL('image/png')").partition(",")[2]
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"), np.float64)

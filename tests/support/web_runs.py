@@ -75,24 +75,24 @@ def protocol(images: int = 12) -> Protocol:
 
 def arrays(unit: Unit) -> dict[str, Any]:
     """What a unit holds, by its own definitions above."""
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         if not unit.is_scoring:
-            found[f"maps/{i}"] = np.stack([map_of(image, method) for image in unit.images])
-            found[f"rows/{i}/given"] = np.arange(len(unit.images), dtype=np.int32)
+            content[f"maps/{i}"] = np.stack([map_of(image, method) for image in unit.images])
+            content[f"rows/{i}/given"] = np.arange(len(unit.images), dtype=np.int32)
             continue
-        found[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.images], np.int64)
+        content[f"flags/{i}/given"] = np.array([method == "constant" for _ in unit.images], np.int64)
         for j, metric in enumerate(unit.metrics):
-            found[f"parts/{i}/{j}"] = np.array([[score(image, method, metric)] for image in unit.images])
+            content[f"parts/{i}/{j}"] = np.array([[score(image, method, metric)] for image in unit.images])
             if metric == METRICS[0]:
-                found[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
+                content[f"curve/{i}/{j}/0/deletion/x"] = np.linspace(0, 1, 5)
                 lines = [np.linspace(1, score(image, method, metric), 5) for image in unit.images]
-                found[f"curve/{i}/{j}/0/deletion/y"] = np.stack(lines)
+                content[f"curve/{i}/{j}/0/deletion/y"] = np.stack(lines)
     sure = np.array([confidence(image) for image in unit.images])
     if not unit.is_scoring:
-        return {**found, "classes/given": np.array([predicted(image) for image in unit.images])}
+        return {**content, "classes/given": np.array([predicted(image) for image in unit.images])}
     chance = np.where([right(image) for image in unit.images], sure, sure / 10)
-    return {**found, "confidence/pred": sure, "confidence/label": chance}
+    return {**content, "confidence/pred": sure, "confidence/label": chance}
 
 
 def planned(folder: Path) -> Store:
@@ -105,8 +105,8 @@ def done(store: Store, unit: Unit, **more: Any) -> None:
     """Write what a unit found; ``more`` is said about it."""
     with store.claim(unit.id) as mine:
         assert mine
-        said: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-        store.put(unit.id, pack_unit(arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **said, **more}))
+        info: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
+        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **info, **more})
 
 
 def finished_run(folder: Path) -> Path:
@@ -132,14 +132,14 @@ class Client:
             return error.code, error.read(), error.headers["content-type"]
 
     def get(self, path: str, **query: Any) -> tuple[int, Any]:
-        told = urllib.parse.urlencode(query, doseq=True)
-        status, content, _ = self.raw(f"/api/runs{path}" + (f"?{told}" if told else ""))
+        parameters = urllib.parse.urlencode(query, doseq=True)
+        status, content, _ = self.raw(f"/api/runs{path}" + (f"?{parameters}" if parameters else ""))
         return status, json.loads(content)
 
     def fine(self, path: str, **query: Any) -> Any:
-        status, found = self.get(path, **query)
-        assert status == 200, found
-        return found
+        status, content = self.get(path, **query)
+        assert status == 200, content
+        return content
 
 
 @contextmanager

@@ -72,9 +72,9 @@ class Client:
 
     def fine(self, path: str, body: Any = None) -> Any:
         """Return what a question is answered with, which must be an answer."""
-        found = self.get(path) if body is None else self.post(path, body)
-        assert found.status == 200, found
-        return found.json
+        answer = self.get(path) if body is None else self.post(path, body)
+        assert answer.status == 200, answer
+        return answer.json
 
     def tasks(self, *tasks: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return how each task ended."""
@@ -83,32 +83,32 @@ class Client:
         return [ended[place] for place in range(len(tasks))]
 
     def events(self, *tasks: Mapping[str, Any]) -> list[dict[str, Any]]:
-        found = self.post("/api/ask", {"tasks": list(tasks)})
-        assert found.status == 200, found
-        assert found.headers["content-type"] == "application/x-ndjson"
-        return [json.loads(line) for line in found.data.splitlines()]
+        answer = self.post("/api/ask", {"tasks": list(tasks)})
+        assert answer.status == 200, answer
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        return [json.loads(line) for line in answer.data.splitlines()]
 
     def task(self, kind: str, **more: Any) -> dict[str, Any]:
         """Return the result of one task about the usual scene."""
-        (found,) = self.tasks({**SCENE, "kind": kind, **more})
-        assert found["event"] == "result", found
-        return found
+        (answer,) = self.tasks({**SCENE, "kind": kind, **more})
+        assert answer["event"] == "result", answer
+        return answer
 
     def raw(self, data: bytes) -> bytes:
         """Send bytes as they are and return what comes back until the end."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as plain:
-            plain.sendall(data)
+        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection:
+            connection.sendall(data)
             parts = []
-            while part := plain.recv(65536):
+            while part := connection.recv(65536):
                 parts.append(part)
             return b"".join(parts)
 
-    def upload(self, picture: Image.Image, name: str = "photo.png", **how: Any) -> str:
+    def upload(self, picture: Image.Image, name: str = "photo.png", **options: Any) -> str:
         buffer = io.BytesIO()
-        picture.save(buffer, **({"format": "PNG"} | how))
-        found = self.post(f"/api/pictures?name={name}", buffer.getvalue())
-        assert found.status == 200, found
-        return str(found.json["picture"])
+        picture.save(buffer, **({"format": "PNG"} | options))
+        answer = self.post(f"/api/pictures?name={name}", buffer.getvalue())
+        assert answer.status == 200, answer
+        return str(answer.json["picture"])
 
 
 @contextmanager
@@ -137,14 +137,14 @@ def served(
 
 def refused(client: Client, method: str, path: str, body: Any = None, **headers: str) -> int:
     """Ask, and return the status of a refusal, which must be one line of JSON."""
-    found = client.ask(method, path, body, **headers)
-    assert found.status >= 400, found
-    said = found.json
-    assert list(said) == ["error"]
-    assert said["error"]
-    assert "\n" not in said["error"]
-    assert "Traceback" not in said["error"]
-    return found.status
+    answer = client.ask(method, path, body, **headers)
+    assert answer.status >= 400, answer
+    content = answer.json
+    assert list(content) == ["error"]
+    assert content["error"]
+    assert "\n" not in content["error"]
+    assert "Traceback" not in content["error"]
+    return answer.status
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -68,7 +68,7 @@ def test_colours_and_opacity(explained: vt.Explanation) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"colours": "viridis"}, "colours='viridis' is not one of sequential, diverging, jet"),
         ({"opacity": 1.5}, r"opacity=1\.5 must be between 0 and 1"),
@@ -77,9 +77,9 @@ def test_colours_and_opacity(explained: vt.Explanation) -> None:
         ({"size": (4, -1)}, r"at least one pixel, not the size \(4, -1\)"),
     ],
 )
-def test_nonsense_is_named(explained: vt.Explanation, given: dict[str, Any], message: str) -> None:
+def test_nonsense_is_named(explained: vt.Explanation, options: dict[str, Any], message: str) -> None:
     with pytest.raises(VitreousError, match=message):
-        explained.overlay(**given)
+        explained.overlay(**options)
 
 
 def test_a_photograph_has_to_be_there(model: vt.VisionModel, explained: vt.Explanation, photo: Image.Image) -> None:

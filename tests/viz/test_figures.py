@@ -225,14 +225,14 @@ def test_files_hold_text_as_text_and_are_the_same_each_time(tmp_path: Path) -> N
 def test_settings_of_matplotlib_neither_change_nor_show(tmp_path: Path) -> None:
     scores = table(n=8)
 
-    def drawn() -> list[str]:
+    def drawing() -> list[str]:
         radar = figures.radar(["a", "b", "c"], {"x": [0.1, 0.2, 0.5], "random": [0.4, 0.4, np.nan]})
         kinds = {"curves": {}, "bins": {"count": 4}, "bars": {}, "matrix": {}, "sweep": {"x": [1, 2, 3]}}
         return [
             svg(text, tmp_path) for text in (radar, *(scores.plot(kind, **options) for kind, options in kinds.items()))
         ]
 
-    reference = drawn()
+    reference = drawing()
     wild = {
         "text.usetex": True, "font.size": 30, "axes.grid": True, "figure.facecolor": "black", "savefig.bbox": "tight",
         "svg.fonttype": "path", "axes.spines.top": True, "xtick.minor.visible": True, "figure.autolayout": True,
@@ -241,7 +241,7 @@ def test_settings_of_matplotlib_neither_change_nor_show(tmp_path: Path) -> None:
     }  # fmt: skip
     with matplotlib.rc_context(wild):
         before = dict(matplotlib.rcParams)
-        assert drawn() == reference
+        assert drawing() == reference
         assert dict(matplotlib.rcParams) == before
     assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()
 
@@ -309,7 +309,7 @@ def test_looks_are_told_apart_and_random_is_grey_and_dashed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"kind": "curvs"}, "kind='curvs' is not one of .*did you mean curves"),
         ({"kind": "strips"}, "a table keeps no pictures"),
@@ -323,8 +323,8 @@ def test_looks_are_told_apart_and_random_is_grey_and_dashed() -> None:
         ({"kind": "bins", "confidence": "label"}, "confidence='label' is not one of pred"),
     ],
 )
-def test_bad_words_are_named(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(VitreousError, match=said):
+def test_bad_words_are_named(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitreousError, match=message):
         table(n=3).plot(**asked)
 
 

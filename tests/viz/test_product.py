@@ -81,7 +81,7 @@ def test_explanations_have_it(tmp_path, monkeypatch):
 
     maps = []
     room = importlib.import_module("vitreous.viz.panels")
-    monkeypatch.setattr(room, "before_and_after", lambda image, *rest: maps.extend(rest))
+    monkeypatch.setattr(room, "before_and_after", lambda image, *others: maps.extend(others))
     e.extra_image("times_input", tile=96)
     before, after, titles, caption, tile = maps
     assert np.array_equal(after, e.map.numpy())

@@ -90,7 +90,7 @@ def test_what_is_wrong_without_a_place(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("text", "expected"),
     [
         ("smo", {"smooth("}),
         ("rollo", {"rollout", "lrp_rollout", "grad_rollout", "attin_rollout"}),
@@ -110,8 +110,8 @@ def test_what_is_wrong_without_a_place(client: Client) -> None:
         ('coiba(stats="wor', set()),
     ],
 )
-def test_how_it_may_go_on(client: Client, typed: str, expected: set[str]) -> None:
-    answer = look(client, typed)["completions"]
+def test_how_it_may_go_on(client: Client, text: str, expected: set[str]) -> None:
+    answer = look(client, text)["completions"]
     assert {entry["text"] for entry in answer} == expected
 
 

@@ -258,7 +258,7 @@ def test_an_error_inside_is_one_line_and_the_next_question_is_answered(
 ) -> None:
     from vitreous.web import handlers
 
-    def broken(*given: Any, **more: Any) -> Any:
+    def broken(*arguments: Any, **more: Any) -> Any:
         raise ZeroDivisionError("secret /home/someone")
 
     monkeypatch.setattr(handlers, "_top", broken)

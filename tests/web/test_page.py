@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from browser import PICTURE, drawn, explained, percent, scene, visit
+from browser import PICTURE, canvas_pixels, explained, percent, scene, visit
 from vitreous import viz as show
 from web_server import Client, class_probabilities, world
 
@@ -79,7 +79,7 @@ def test_maps_are_the_library_s_own(browser: Any, client: Client) -> None:
         assert page(".tile .title").all_inner_texts() == ["quick", "generic", "saliency"]
         for place, method in enumerate((None, "generic", "saliency")):
             e = explained(client, method)
-            pixels = drawn(canvases.nth(place))
+            pixels = canvas_pixels(canvases.nth(place))
             apart = np.abs(pixels - np.asarray(e.overlay(size=pixels.shape[0]), np.float64))
             assert apart.max() <= 2
             assert apart.mean() < 0.01
@@ -90,7 +90,7 @@ def test_maps_are_the_library_s_own(browser: Any, client: Client) -> None:
 def test_the_look_is_the_library_s_too(browser: Any, client: Client) -> None:
     with visit(browser, client) as page:
         page.open(view="maps", methods="quick", opacity="0.8", clip="95", positive="1", patches="1")
-        pixels = drawn(page.tiles(1).first)
+        pixels = canvas_pixels(page.tiles(1).first)
         e = explained(client)
         values = np.maximum(e.map.numpy(), 0)
         under = show.resized(e.image, pixels.shape[0])
@@ -148,13 +148,13 @@ def test_another_class_and_two_against_each_other(browser: Any, client: Client) 
         page.sees(".differs", f"The model says “{name}”")
         pair = page.tiles(2)  # beside the prediction
         for place, target in enumerate((second, first)):
-            pixels = drawn(pair.nth(place))
+            pixels = canvas_pixels(pair.nth(place))
             assert np.abs(pixels - np.asarray(explained(client, None, target).overlay(size=512), float)).max() <= 2
         page(f".class[data-index='{third}'] .pick").click(modifiers=["Shift"])
         page.sees("h1", f"Why “{other}” rather than “{rival}”?")
         assert f"target={second}&contrast={third}" in page.hash
         wanted = explained(client, None, second, contrast=third).overlay(size=512)
-        pixels = drawn(page.tiles(1).first)
+        pixels = canvas_pixels(page.tiles(1).first)
         assert np.abs(pixels - np.asarray(wanted, float)).max() <= 2
         page(f".class[data-index='{third}'] .versus").click()  # the same without a mouse and Shift
         page.expect(page("h1").first).to_have_text(f"Why “{other}”?")

@@ -213,7 +213,8 @@ def test_neighbours_are_those_of_the_order(client: Client) -> None:
 
 
 def test_scores_for_a_scatter(client: Client) -> None:
-    answer = client.fine("/mine/scores", method=["tis", "generic"], metric=["gini", METRICS[0]], high=0.9)
+    asked = {"method": ["tis", "generic"], "metric": ["gini", METRICS[0]], "high": 0.9}
+    answer = client.fine("/mine/scores", **asked)
     there = [
         image for image in pictures(client) if confidence(image) <= 0.9 and not math.isnan(score(image, "tis", "gini"))
     ]

@@ -32,15 +32,15 @@ OPENED: list[str] = []
 HEARS = threading.Event()
 
 
-def heard(event: str, given: tuple[Any, ...]) -> None:
+def heard(event: str, arguments: tuple[Any, ...]) -> None:
     """Write down every file and folder that this process looks into."""
     if (
         HEARS.is_set()
         and event in ("open", "os.listdir", "os.scandir")
-        and given
-        and isinstance(given[0], str | os.PathLike)
+        and arguments
+        and isinstance(arguments[0], str | os.PathLike)
     ):
-        OPENED.append(os.path.realpath(given[0]))
+        OPENED.append(os.path.realpath(arguments[0]))
 
 
 sys.addaudithook(heard)
@@ -63,10 +63,10 @@ def client(original: Path) -> Iterator[Client]:
         yield answer
 
 
-def one_line(status: int, found: Any, expected: int) -> str:
-    assert status == expected, found
-    assert list(found) == ["error"]
-    words = found["error"]
+def one_line(status: int, content: Any, expected: int) -> str:
+    assert status == expected, content
+    assert list(content) == ["error"]
+    words = content["error"]
     assert isinstance(words, str)
     assert words
     assert "\n" not in words

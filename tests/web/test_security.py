@@ -234,11 +234,11 @@ def test_nothing_is_written_and_nobody_else_is_asked(
     asked: list[str] = []
     watching = True
 
-    def hear(event: str, given: tuple[Any, ...]) -> None:
-        if watching and event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            written.append(str(given[0]))
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            written.append(str(arguments[0]))
         if watching and event in ("socket.connect", "socket.getaddrinfo"):
-            asked.append(str(given[1][0] if event == "socket.connect" else given[0]))
+            asked.append(str(arguments[1][0] if event == "socket.connect" else arguments[0]))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))

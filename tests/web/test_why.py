@@ -25,7 +25,7 @@ def picture() -> Image.Image:
 
 
 @pytest.fixture(scope="module")
-def result(client: Client) -> dict[str, Any]:
+def content(client: Client) -> dict[str, Any]:
     (message,) = client.tasks({**PAIR, "kind": "why", "method": "quick"})
     assert message["event"] == "result", message
     return message
@@ -36,18 +36,18 @@ def expected(picture: Image.Image) -> vt.Why:
     return vt.why(world(), picture)
 
 
-def test_it_is_the_page_of_why(result: dict[str, Any], expected: Any) -> None:
+def test_it_is_the_page_of_why(content: dict[str, Any], expected: Any) -> None:
     page = expected.page()
     for name in ("title", "lead", "trust_text", "settings"):
-        assert found[name] == getattr(page, name)
-    assert found["criterion"] == expected.criterion
-    assert found["trust"] == [dataclasses.asdict(entry) for entry in page.trust]
-    assert found["notes"] == [tried.note for tried in page.tried]
+        assert content[name] == getattr(page, name)
+    assert content["criterion"] == expected.criterion
+    assert content["trust"] == [dataclasses.asdict(entry) for entry in page.trust]
+    assert content["notes"] == [tried.note for tried in page.tried]
 
 
-def test_its_maps_are_those_of_why(client: Client, found: dict[str, Any], expected: Any) -> None:
+def test_its_maps_are_those_of_why(client: Client, content: dict[str, Any], expected: Any) -> None:
     """Those of the class and of the contrast are asked for by themselves."""
-    target, (other, _), owners = expected.explanation.target, expected.runner_up, found["owners"]
+    target, (other, _), owners = expected.explanation.target, expected.runner_up, content["owners"]
     asked = {**PAIR, "kind": "explain", "method": "quick", "target": target}
     own, contrast = client.tasks(asked, {**asked, "contrast": other})
     assert np.allclose(decoded(own["map"]), expected.explanation.map, rtol=1e-4, atol=1e-6)

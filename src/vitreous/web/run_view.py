@@ -45,7 +45,6 @@ _RESTS, _SHARE = 3.0, 10.0  # seconds between two looks at a folder; times as lo
 _MOST_DAMAGED = 3
 
 ClassIndex = Annotated[int | None, Field(ge=0, le=10**9)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Filters(BaseModel):
@@ -53,8 +52,8 @@ class Filters(BaseModel):
 
     predicted: ClassIndex = None
     true: ClassIndex = None
-    low: Share = 0.0
-    high: Share = 1.0
+    lower: Annotated[float, Field(ge=0, le=1, alias="low")] = 0.0
+    upper: Annotated[float, Field(ge=0, le=1, alias="high")] = 1.0
     correct: Literal["yes", "no"] | None = None
     name: Annotated[str, Field(max_length=200)] = ""
 
@@ -211,8 +210,8 @@ class RunPart:
         for name, value in (("predicted", filters.predicted), ("true", filters.true), ("correct", correct)):
             if value is not None:
                 passes &= self.facts[name] == value
-        if filters.low > 0 or filters.high < 1:
-            passes &= (self.facts["confidence"] >= filters.low) & (self.facts["confidence"] <= filters.high)
+        if filters.lower > 0 or filters.upper < 1:
+            passes &= (self.facts["confidence"] >= filters.lower) & (self.facts["confidence"] <= filters.upper)
         if filters.name:
             sought = filters.name.casefold()
             passes &= np.array([sought in name.casefold() for name in self.names], bool).reshape(passes.shape)
