@@ -106,7 +106,7 @@ def done(store: Store, unit: Unit, **more: Any) -> None:
     with store.claim(unit.id) as mine:
         assert mine
         info: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-        store.write(unit.id, arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **info, **more})
+        store.put(unit.id, pack_unit(arrays(unit), {"unit": unit.to_json(), "explaining": 1.0, **info, **more}))
 
 
 def finished_run(folder: Path) -> Path:

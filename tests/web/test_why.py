@@ -41,7 +41,7 @@ def test_it_is_the_page_of_why(content: dict[str, Any], expected: Any) -> None:
     for name in ("title", "lead", "trust_text", "settings"):
         assert content[name] == getattr(page, name)
     assert content["criterion"] == expected.criterion
-    assert content["trust"] == [dataclasses.asdict(entry) for entry in page.trust]
+    assert content["trust"] == list(page.trust)
     assert content["notes"] == [tried.note for tried in page.tried]
 
 

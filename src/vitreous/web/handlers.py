@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -168,7 +167,7 @@ def explain(session: Session, question: Question, job: QueuedWork, together: Seq
 def check(session: Session, task: Task, job: QueuedWork) -> dict[str, Any]:
     """Return what cheap tests say about a map."""
     result = session.check(task.question, job.part)
-    tests = [{"name": test.name, **dataclasses.asdict(trust(test))} for test in result.tests]
+    tests = [{"name": test.name, **trust(test)} for test in result.tests]
     return {**attributes(result, "verdict", "sentence"), "tests": tests}
 
 
@@ -329,6 +328,6 @@ def why(session: Session, task: Task, job: QueuedWork) -> dict[str, Any]:
         **attributes(page, "title", "lead", "trust_text", "command", "settings"),
         "criterion": answer.criterion,
         "notes": [test.note for test in page.tried],
-        "trust": [dataclasses.asdict(test) for test in page.trust],
+        "trust": list(page.trust),
         "owners": None if answer.class_assignment is None else _encode_owners(answer.class_assignment),
     }

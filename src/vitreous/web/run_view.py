@@ -29,7 +29,7 @@ from vitreous.errors import TargetError, VitreousError, one_line
 from vitreous.methods import get_method
 from vitreous.models import Snapshot, VisionModel
 from vitreous.registry.defaults import CONTROLS, display_name
-from vitreous.results.storage import plain
+from vitreous.results.storage import to_plain
 from vitreous.web import Refused
 from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import attributes, encode_array
@@ -182,7 +182,7 @@ class RunPart:
 
     def describe(self, row: int) -> dict[str, Any]:
         """Return what is known about an image, as data."""
-        facts = {name: plain(column[row]) for name, column in self.facts.items()}
+        facts = {name: to_plain(column[row]) for name, column in self.facts.items()}
         classes = {name: facts[name] for name in ("predicted", "true")}
         return {
             **facts,
@@ -198,7 +198,7 @@ class RunPart:
         signed = passes = None
         with suppress(VitreousError):  # maps of others, or a plugin that is not here
             method = get_method(spec)
-            signed, passes = None if method.signed else False, plain(float(sum(method.cost)))
+            signed, passes = None if method.signed else False, to_plain(float(sum(method.cost)))
         return {"name": name, "title": display_name(name), "spec": spec, "signed": signed, "passes": passes}
 
     # -- choosing ----------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class RunPart:
             "methods": [self._describe_row(name) for name in methods],
             "metrics": [{"name": column.metric, **_plain_fields(column)} for column in result.columns],
             "cells": [[None if cell is None else _plain_fields(cell) for cell in row] for row in cells],
-            "flags": [flag.to_json() for flag in flags if flag.method not in CONTROLS],
+            "flags": [vars(flag) for flag in flags if flag.method not in CONTROLS],
             "notes": list(statistics.notes),
             "classes": self.classes(),
         }
@@ -277,7 +277,7 @@ class RunPart:
 
 def _plain_fields(item: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as data."""
-    return {name: plain(value) for name, value in vars(item).items()}
+    return {name: to_plain(value) for name, value in vars(item).items()}
 
 
 class OpenedRun(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field
 
-from vitreous.results.storage import plain
+from vitreous.results.storage import to_plain
 from vitreous.web import Refused
 from vitreous.web.run_view import Filters, OpenedRun, RunPart
 from vitreous.web.security import json_response
@@ -98,11 +98,11 @@ def scores(part: Part, query: Annotated[ScoresQuery, Query()]) -> Response:
         "pictures": [part.digests[row] for row in sample],
         "names": [part.names[row] for row in sample],
         "columns": [
-            {"method": method, "scores": plain(column[sample]), "mean": _mean(column[rows])}
+            {"method": method, "scores": to_plain(column[sample]), "mean": _mean(column[rows])}
             for method, column in zip(query.method, columns, strict=True)
         ],
     }
-    return json_response(content | {name: plain(column[sample]) for name, column in part.facts.items()})
+    return json_response(content | {name: to_plain(column[sample]) for name, column in part.facts.items()})
 
 
 def _mean(values: Any) -> float | None:
@@ -144,12 +144,12 @@ def image(part: Part, query: Annotated[ImageQuery, Query()]) -> Response:
         {
             **part.describe_method(name),
             "map": part.map(row, name, metric),
-            "scores": {other: plain(part.scores(name, other)[row]) for other in scored.metrics},
+            "scores": {other: to_plain(part.scores(name, other)[row]) for other in scored.metrics},
         }
         for name in scored.methods
     ]
     curves = [
-        {"name": name, "x": plain(curve.x), "y": plain(curve.y[row]), "mean": plain(np.nanmean(curve.y, axis=0))}
+        to_plain({"name": name, "x": curve.x, "y": curve.y[row], "mean": np.nanmean(curve.y, axis=0)})
         for name, curve in scored.curves.get((method, metric), {}).items()
         if not np.isnan(curve.y[row]).any()
     ]
