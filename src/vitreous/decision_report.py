@@ -65,6 +65,8 @@ class Why:
         The map.
     classes : tuple of (int, str, float)
         The most probable classes: index, name and probability.
+    runner_up : tuple of (int, str), optional
+        The most probable class beside the explained one.
     contrast : Explanation, optional
         Why the explained class rather than the most probable other one.
     class_assignment : Explanation, optional
@@ -77,8 +79,6 @@ class Why:
         How far the map can be trusted.
     command : str
         What makes the page again.
-    runner_up : tuple of (int, str), optional
-        The most probable class beside the explained one.
 
     Examples
     --------
@@ -325,10 +325,12 @@ def why(
         The model to look into.
     image : path, PIL.Image.Image, array or Tensor
         One image.
-    method, effort
+    method
         As in ``explain``.
     target : int or str, optional
         Another class than the predicted one.
+    effort
+        As in ``explain``.
     seed : int, default 0
         Of everything random.
     memory_gb : float, optional

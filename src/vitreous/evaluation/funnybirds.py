@@ -131,10 +131,12 @@ def funnybirds(
         What lowers the logit by this share of it matters.
     oracle : bool, default False
         Add maps made of the interventions themselves: what is best is not 1 in every column.
-    controls, n_bootstrap, output, seed, batch_size, memory_gb, progress
+    controls, n_bootstrap, output
         As in ``evaluate``.
     interpolation : {"nearest", "bilinear"}, default "nearest"
         How maps are enlarged to pixels.
+    seed, batch_size, memory_gb, progress
+        As in ``evaluate``.
 
     Returns
     -------

@@ -212,6 +212,10 @@ class AttentionGradient(AttentionRow):
     layer : int, default -1
         The block :math:`l`.
 
+    Notes
+    -----
+    Cost: one forward and one backward.
+
     References
     ----------
     Mehri et al., "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers", CVPR Workshops 2024.

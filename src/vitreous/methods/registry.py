@@ -154,6 +154,20 @@ def register_method(
     -------
     callable
         The decorator.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from vitreous.methods.registry import REGISTRY
+    >>> from vitreous.tracing import Record
+    >>> @vt.register_method("token_norm", family="token gradient", class_specific=False, cost=(1, 0))
+    ... @dataclass(frozen=True)
+    ... class TokenNorm(vt.Method):
+    ...     def records(self, model):
+    ...         return [Record("resid_post", lambda a: a.value.norm(dim=-1), (model.depth - 1,), grad=False)]
+    >>> vt.explain(model, image, "token_norm").map.shape
+    torch.Size([16, 16])
+    >>> del REGISTRY.by_name["token_norm"]
     """
 
     def decorate(factory: M) -> M:

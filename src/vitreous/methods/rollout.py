@@ -75,6 +75,10 @@ class RawAttention(AttentionRow):
     layer : int, default -1
         The block :math:`l`.
 
+    Notes
+    -----
+    Cost: one forward.
+
     References
     ----------
     Dosovitskiy et al., "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale", ICLR 2021.

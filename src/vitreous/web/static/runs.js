@@ -148,7 +148,7 @@ export function tableView(context) {
     const head = el("tr", {},
       headOf("method", ["method"], null, part, state),
       part.metrics.map((metric) => [
-        headOf(metric.name, titleOf(metric), trialOf(metric), part, state),
+        headOf(metric.name, titleOf(metric), verdictOf(metric), part, state),
         several(part) && el("th", { scope: "col" }, "between seeds"),
       ]),
       strange && el("th", { scope: "col", class: "words" }, "degenerate maps"));
@@ -239,9 +239,9 @@ function titleOf(metric) {
   return [`${arrow(metric)}\u00a0`, breakable(metric.name)];
 }
 
-function trialOf(metric) {
+function verdictOf(metric) {
   const word = el("span", { class: TRIAL[metric.verdict] ?? null }, metric.verdict);
-  return el("small", { title: metric.verdict_text }, "on trial: ", word);
+  return el("small", { title: metric.verdict_text }, "meta-evaluation: ", word);
 }
 
 function nameOf(method) {
