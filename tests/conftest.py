@@ -97,9 +97,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     real = scenes.statistics_of
 
-    def counting(model: Any, inputs: Any, *rest: Any) -> Any:
+    def counting(model: Any, inputs: Any, *args: Any) -> Any:
         counted.append(len(inputs))
-        return real(model, inputs, *rest)
+        return real(model, inputs, *args)
 
     monkeypatch.setattr(scenes, "statistics_of", counting)
     return counted

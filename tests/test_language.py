@@ -29,8 +29,8 @@ FILES = frozenset(
     rooms rows screen several sheet shelf shelves spelling stored swaps told trying twin typed wire words work
     """.split()  # noqa: SIM905
 )
-OF_LIBRARIES = {"given"}
-"""Names that a library gives: ``hypothesis.given``."""
+OF_LIBRARIES = {"from hypothesis import": {"given"}, "os.fork(": {"fork"}}
+"""Names that a library gives, by what a file says that uses it."""
 CODE_BLOCK = re.compile(r"^( *)```python.*?\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 
 
@@ -41,7 +41,7 @@ def names(code: str) -> Iterator[tuple[int, str]]:
 
 
 def private_names(code: str) -> list[str]:
-    allowed = OF_LIBRARIES if "from hypothesis import" in code else set()
+    allowed = {name for use, library_names in OF_LIBRARIES.items() if use in code for name in library_names}
     return [f"line {line}: {name}" for line, name in names(code) if name in NAMES - allowed]
 
 

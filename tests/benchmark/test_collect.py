@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from run_files import METHODS, METRICS, SETTING, begun, judged, judging, mapped, planned, protocol, saved, score
+from run_files import (
+    METHODS,
+    METRICS,
+    SETTING,
+    add_plan,
+    create_store,
+    protocol,
+    save_maps,
+    save_scores,
+    save_unit,
+    score,
+    score_unit,
+)
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec
 from vitreous.benchmark.store import Store
@@ -19,14 +31,14 @@ from vitreous.benchmark.units import Unit
 
 def begun_with(tmp_path: Path, metrics: Iterable[str], seeds: tuple[int, ...] = (0,)) -> Store:
     evaluation = EvaluationSpec(tuple(metrics), seeds=seeds)
-    return begun(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
+    return create_store(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
 
 
 def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
-    store, units = begun(tmp_path), [judging("ab"), judging("cd")]
-    planned(store, units)
+    store, units = create_store(tmp_path), [score_unit("ab"), score_unit("cd")]
+    add_plan(store, units)
     for unit in units:
-        judged(store, unit, flags=("c" * 8, "ours"))
+        save_scores(store, unit, flags=("c" * 8, "ours"))
     (result,) = collect(store)
     table = result.table
     assert table.images == ("picture a", "picture b", "picture c", "picture d")
@@ -47,13 +59,18 @@ def test_cells_stand_where_they_belong(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_counted(tmp_path: Path) -> None:
-    store = begun(tmp_path)
-    full, half, never, cut = judging("ab"), judging("cd", metrics=["insertion"]), judging("ef"), judging("g")
-    others = judging("cd", metrics=["deletion"])
-    planned(store, [full, half, others, never, cut])
-    judged(store, full, bad=["b" * 8])
-    judged(store, half)
-    judged(store, cut)
+    store = create_store(tmp_path)
+    full, half, never, cut = (
+        score_unit("ab"),
+        score_unit("cd", metrics=["insertion"]),
+        score_unit("ef"),
+        score_unit("g"),
+    )
+    others = score_unit("cd", metrics=["deletion"])
+    add_plan(store, [full, half, others, never, cut])
+    save_scores(store, full, bad=["b" * 8])
+    save_scores(store, half)
+    save_scores(store, cut)
     file = store.path / "units" / f"{cut.id}.npz"
     file.write_bytes(file.read_bytes()[:-40])
     (result,) = collect(store)
@@ -68,12 +85,12 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
 
 
 def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
-    store = begun(tmp_path)
-    first, second = judging("ab", methods=["generic"]), judging("bc", methods=["generic", "random"])
-    planned(store, [first])
-    planned(store, [second])
-    judged(store, first)
-    judged(store, second, shift=0.5)
+    store = create_store(tmp_path)
+    first, second = score_unit("ab", methods=["generic"]), score_unit("bc", methods=["generic", "random"])
+    add_plan(store, [first])
+    add_plan(store, [second])
+    save_scores(store, first)
+    save_scores(store, second, shift=0.5)
     (result,) = collect(store)
     values = result.table["generic", "insertion"]
     expected = [
@@ -89,37 +106,37 @@ def test_the_first_plan_that_has_a_cell_counts(tmp_path: Path) -> None:
 
 
 def test_a_cell_of_the_first_plan_waits_for_its_unit(tmp_path: Path) -> None:
-    store = begun(tmp_path)
-    planned(store, [judging("a")])
-    later = judging("ab")
-    planned(store, [later])
-    judged(store, later)
+    store = create_store(tmp_path)
+    add_plan(store, [score_unit("a")])
+    later = score_unit("ab")
+    add_plan(store, [later])
+    save_scores(store, later)
     (result,) = collect(store)
     assert result.table.images == ("picture b",)
 
 
 def test_units_that_were_replaced_do_not_count(tmp_path: Path) -> None:
-    store, old = begun(tmp_path), judging("ab")
+    store, old = create_store(tmp_path), score_unit("ab")
     small = SETTING.with_batch_sizes(attribution_batch=4)
-    new = judging("ab", setting=small)
+    new = score_unit("ab", setting=small)
     assert new.id != old.id
-    planned(store, [old])
-    planned(store, [new], small, [old.id])
-    judged(store, old, shift=9.0)
-    judged(store, new)
+    add_plan(store, [old])
+    add_plan(store, [new], small, [old.id])
+    save_scores(store, old, shift=9.0)
+    save_scores(store, new)
     (result,) = collect(store)
     assert result.table["ours", "insertion"] == pytest.approx([score(item, "ours", "insertion") for item in "ab"])
 
 
 def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
-    store, old = begun(tmp_path), judging("ab")
-    planned(store, [old])
-    judged(store, old)
+    store, old = create_store(tmp_path), score_unit("ab")
+    add_plan(store, [old])
+    save_scores(store, old)
     methods = {"Generic": "generic", "ours": "rollout", "random": "random"}
     renamed = dataclasses.replace(SETTING, methods=methods, method_digests=dict.fromkeys(methods, "m"))
-    new = judging("c", setting=renamed)
-    planned(store, [new], renamed)
-    judged(store, new)
+    new = score_unit("c", setting=renamed)
+    add_plan(store, [new], renamed)
+    save_scores(store, new)
     wanted = {"protocol": protocol(methods).to_json()}
     store = Store.create(store.path, wanted)
     (result,) = collect(store)
@@ -129,10 +146,10 @@ def test_rows_may_be_called_otherwise_later(tmp_path: Path) -> None:
 
 
 def test_seeds_have_a_table_each(tmp_path: Path) -> None:
-    store, units = begun_with(tmp_path, METRICS, (0, 7)), [judging("abc", seed) for seed in (0, 7)]
-    planned(store, units)
+    store, units = begun_with(tmp_path, METRICS, (0, 7)), [score_unit("abc", seed) for seed in (0, 7)]
+    add_plan(store, units)
     for unit in units:
-        judged(store, unit)
+        save_scores(store, unit)
     (result,) = collect(store)
     assert result.seeds == (0, 7)
     assert [table.seed for table in result.tables] == [0, 7]
@@ -142,15 +159,15 @@ def test_seeds_have_a_table_each(tmp_path: Path) -> None:
 
 
 def test_maps_and_seconds(tmp_path: Path) -> None:
-    store = begun(tmp_path)
+    store = create_store(tmp_path)
     pictures = ["a" * 8, "b" * 8]
     both = Unit.of(SETTING, 0, 0, pictures, ["generic", "ours"], modes=["given"])
     alone = Unit.of(SETTING, 0, 0, pictures, ["random"], modes=["given"])
-    unit = judging("ab")
-    planned(store, [both, alone, unit])
+    unit = score_unit("ab")
+    add_plan(store, [both, alone, unit])
     third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
-    planned(store, [third])
-    mapped(store, both), mapped(store, alone), mapped(store, third), judged(store, unit)
+    add_plan(store, [third])
+    save_maps(store, both), save_maps(store, alone), save_maps(store, third), save_scores(store, unit)
     (result,) = collect(store)
     map = result.map("b" * 8, "ours")
     assert map is not None
@@ -162,12 +179,12 @@ def test_maps_and_seconds(tmp_path: Path) -> None:
 def test_a_later_data_set_of_the_same_pictures(tmp_path: Path) -> None:
     """Nothing of it has to be planned or run: cells are known by what they are."""
     both = protocol(data=DataSpec("folder", label="one"), also=(DataSpec("folder", label="two"),))
-    store = begun(tmp_path, {"protocol": both.to_json()})
+    store = create_store(tmp_path, {"protocol": both.to_json()})
     one, two = (dataclasses.replace(SETTING, data=label) for label in ("one", "two"))
-    unit = judging("ab", setting=one)
-    planned(store, [unit], one)
-    planned(store, [], two)
-    judged(store, unit)
+    unit = score_unit("ab", setting=one)
+    add_plan(store, [unit], one)
+    add_plan(store, [], two)
+    save_scores(store, unit)
     first, second = collect(store)
     assert (first.data, second.data) == ("one", "two")
     assert second.table["ours", "insertion"].tolist() == first.table["ours", "insertion"].tolist()
@@ -187,9 +204,9 @@ class Listed:
 
 
 def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
-    store, unit = begun(tmp_path), judging("abcd")
-    planned(store, [unit])
-    judged(store, unit)
+    store, unit = create_store(tmp_path), score_unit("abcd")
+    add_plan(store, [unit])
+    save_scores(store, unit)
     (result,) = collect(store, {"": Listed("dbaz", 2)})
     assert result.table.images == ("d.png", "b.png", "a.png")  # c is not wanted any more, z not there yet
     assert result.table.groups == (0, 0, 1)
@@ -199,10 +216,12 @@ def test_pictures_at_hand_give_order_names_and_groups(tmp_path: Path) -> None:
 
 def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
     """Units of pictures that went out of a list stay on disk, and count no more; rows of a group belong together."""
-    store = begun(tmp_path, {"protocol": protocol().to_json(), "image_digests": {"": [["d" * 8, "b" * 8], [5, 5]]}})
-    unit = judging("abcd")
-    planned(store, [unit])
-    judged(store, unit)
+    store = create_store(
+        tmp_path, {"protocol": protocol().to_json(), "image_digests": {"": [["d" * 8, "b" * 8], [5, 5]]}}
+    )
+    unit = score_unit("abcd")
+    add_plan(store, [unit])
+    save_scores(store, unit)
     (result,) = collect(store)
     assert result.table.images == ("picture d", "picture b")
     assert result.table.groups == (5, 5)
@@ -214,10 +233,10 @@ def test_without_pictures_rows_are_those_last_asked_for(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_no_mean_keeps_its_parts(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
-    store, unit = begun_with(tmp_path, ["mean_iou"]), judging("ab", setting=setting)
-    planned(store, [unit], setting)
+    store, unit = begun_with(tmp_path, ["mean_iou"]), score_unit("ab", setting=setting)
+    add_plan(store, [unit], setting)
     parts = np.array([[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]])
     info = {"images": list(unit.images), "unreadable": {}, "seconds": 1.0}
-    saved(store, unit, {f"parts/{i}/0": parts for i in range(3)}, info)
+    save_unit(store, unit, {f"parts/{i}/0": parts for i in range(3)}, info)
     (result,) = collect(store)
     assert result.table.parts["ours", "mean_iou"].tolist() == parts.tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import vitreous as vt
 from families import FAMILIES, images
-from run_files import METHODS, SETTING, begun, judged, judging, mapped, planned, protocol
+from run_files import METHODS, SETTING, add_plan, create_store, protocol, save_maps, save_scores, score_unit
 from tiny_benchmark import ran, tiny
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.report import report
@@ -40,8 +40,8 @@ def forwards(model: vt.VisionModel, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """How many inputs the model has seen so far, which is what the clock shows."""
     seen = [0]
 
-    def count(module: Any, given: Any) -> None:
-        seen[0] += len(given[0])
+    def count(module: Any, args: Any) -> None:
+        seen[0] += len(args[0])
 
     handle = model.module.patch_embed.register_forward_pre_hook(count)
     monkeypatch.setattr(Attributor, "_now", lambda self: float(seen[0]))
@@ -136,14 +136,14 @@ def cost_section(store: Store) -> str:
 
 
 def test_costs_are_added_up_and_shown(tmp_path: Path) -> None:
-    store = begun(tmp_path, {"protocol": protocol().to_json()})
+    store = create_store(tmp_path, {"protocol": protocol().to_json()})
     both = Unit.of(SETTING, 0, 0, ["a" * 8, "b" * 8], ["generic", "ours"], modes=["given"])
     third = Unit.of(SETTING, 0, 0, ["c" * 8], ["random", "generic"], modes=["given"])
-    unit = judging("abc")
-    planned(store, [both, third, unit])
-    mapped(store, both, {"generic": Cost(0.25, 1.0, 2), "ours": Cost(0.0, 1.0, 2)})
-    mapped(store, third, {"generic": Cost(0.5, 3.0, 1), "random": Cost(0.003, 0.0, 1)})
-    judged(store, unit)
+    unit = score_unit("abc")
+    add_plan(store, [both, third, unit])
+    save_maps(store, both, {"generic": Cost(0.25, 1.0, 2), "ours": Cost(0.0, 1.0, 2)})
+    save_maps(store, third, {"generic": Cost(0.5, 3.0, 1), "random": Cost(0.003, 0.0, 1)})
+    save_scores(store, unit)
     (actual,) = collect(store)
     assert actual.costs == {"generic": Cost(0.75, 4.0, 3), "ours": Cost(0.0, 1.0, 2), "random": Cost(0.003, 0.0, 1)}
     rows = re.findall(r"<tr.*?</tr>", cost_section(store), re.S)[1:]
@@ -152,11 +152,11 @@ def test_costs_are_added_up_and_shown(tmp_path: Path) -> None:
 
 
 def test_units_that_do_not_tell_show_no_time(tmp_path: Path) -> None:
-    store = begun(tmp_path, {"protocol": protocol().to_json()})
-    unit, maps = judging("ab"), Unit.of(SETTING, 0, 0, ["a" * 8, "b" * 8], list(METHODS), modes=["given"])
-    planned(store, [maps, unit])
-    mapped(store, maps)
-    judged(store, unit)
+    store = create_store(tmp_path, {"protocol": protocol().to_json()})
+    unit, maps = score_unit("ab"), Unit.of(SETTING, 0, 0, ["a" * 8, "b" * 8], list(METHODS), modes=["given"])
+    add_plan(store, [maps, unit])
+    save_maps(store, maps)
+    save_scores(store, unit)
     (actual,) = collect(store)
     assert actual.costs == {}
     assert "time per map" not in cost_section(store)

@@ -11,7 +11,7 @@ import pytest
 
 import vitreous as vt
 from commands import run as command
-from run_files import a_run, protocol
+from run_files import create_run, protocol
 from tiny_benchmark import of_folder, photos, ran, tiny
 from vitreous.benchmark.collect import collect
 from vitreous.benchmark.protocol import DataSpec, EvaluationSpec, read
@@ -123,7 +123,7 @@ def test_a_label_out_of_range_is_named_with_its_picture(tmp_path: Path) -> None:
 
 def test_every_link_of_the_page_leads_somewhere(tmp_path: Path) -> None:
     wanted = protocol(evaluation=EvaluationSpec(("insertion",)))
-    page = report(a_run(tmp_path, wanted)).page.read_text()
+    page = report(create_run(tmp_path, wanted)).page.read_text()
     links = re.findall(r'<a href="#([^"]+)">', page)
     assert {"m1-scores", "m1-ranks", "settings", "again"} <= set(links)
     assert "m1-metrics" not in links

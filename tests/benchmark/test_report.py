@@ -14,7 +14,18 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from run_files import METHODS, METRICS, SETTING, a_run, begun, judged, judging, planned, protocol, score
+from run_files import (
+    METHODS,
+    METRICS,
+    SETTING,
+    add_plan,
+    create_run,
+    create_store,
+    protocol,
+    save_scores,
+    score,
+    score_unit,
+)
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.changes import commands
 from vitreous.benchmark.collect import collect
@@ -34,14 +45,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_the_protocol_says_which_rows_and_columns_there_are(tmp_path: Path) -> None:
     spec = protocol({"ours": "rollout"}, evaluation=EvaluationSpec(("deletion",)))
-    (result,) = collect(Store.open(a_run(tmp_path, spec)))
+    (result,) = collect(Store.open(create_run(tmp_path, spec)))
     assert result.table.methods == ("ours", "random")
     assert result.table.metrics == ("deletion",)
     assert result.missing.cells == 0
 
 
 def test_the_files_of_a_report(tmp_path: Path) -> None:
-    run = a_run(tmp_path, protocol())
+    run = create_run(tmp_path, protocol())
     written = report(run)
     assert written.folder == run / "report"
     assert {path.name for path in written.folder.iterdir()} == {*written.files, "manifest.json"}
@@ -66,7 +77,7 @@ def test_the_files_of_a_report(tmp_path: Path) -> None:
 
 def test_parquet_holds_the_same_scores(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    written = report(a_run(tmp_path, protocol()))
+    written = report(create_run(tmp_path, protocol()))
     stored = parquet.read_table(written.folder / "scores.parquet").to_pylist()
     read_back = [
         {**row, "seed": int(row["seed"]), "score": float(row["score"])} for row in rows(written.folder / "scores.csv")
@@ -77,14 +88,14 @@ def test_parquet_holds_the_same_scores(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
-    written = report(a_run(tmp_path, protocol()))
+    written = report(create_run(tmp_path, protocol()))
     assert "scores.parquet" not in written.files
     assert any("pyarrow is not installed" in note for note in written.notes)
     assert "Not drawn: figures need matplotlib" in written.page.read_text()
 
 
 def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
-    run = a_run(tmp_path, protocol())
+    run = create_run(tmp_path, protocol())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(VitreousError, match=r"letter\.txt"):
@@ -93,15 +104,15 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_run_says_how_much_is_missing(tmp_path: Path) -> None:
-    run = a_run(tmp_path, protocol())
-    planned(Store(run), [judging("ijklmnop")])
+    run = create_run(tmp_path, protocol())
+    add_plan(Store(run), [score_unit("ijklmnop")])
     written = report(run)
     assert "48 of 96 cells (50 %) are missing" in written.state
     assert "48 of 96 cells (50 %)" in written.page.read_text()
 
 
 def test_nothing_finished_is_a_page_too(tmp_path: Path) -> None:
-    run = a_run(tmp_path, protocol())
+    run = create_run(tmp_path, protocol())
     for file in (run / "units").iterdir():
         file.unlink()
     written = report(run)
@@ -148,12 +159,12 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
         "checkpoint": {},
         "sources": [],
     }
-    store, settings = begun(tmp_path, options), [SETTING, other, third]
-    units = [judging("abcd", setting=setting, number=at) for at, setting in enumerate(settings)]
+    store, settings = create_store(tmp_path, options), [SETTING, other, third]
+    units = [score_unit("abcd", setting=setting, number=at) for at, setting in enumerate(settings)]
     names = {item * 8: item for item in "abcd"}
     store.add_plan(RecordedPlan(1, tuple(settings), tuple(units), "wanted", names))
-    judged(store, units[0])
-    judged(store, units[1], shift=0.25)
+    save_scores(store, units[0])
+    save_scores(store, units[1], shift=0.25)
     result = collect(store)
     assert [item.label for item in result] == ["other", "net", "third"]  # the protocol's order
     assert result[0].table["ours", "insertion"] == pytest.approx(result[1].table["ours", "insertion"] + 0.25)
@@ -169,7 +180,7 @@ def test_several_models_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
     """Two pictures tell nothing apart in either metric: one row, and one note."""
-    (result,) = collect(Store.open(a_run(tmp_path, protocol(), "ab")))
+    (result,) = collect(Store.open(create_run(tmp_path, protocol(), "ab")))
     finding = ModelResult.of(result, protocol())
     info = [flag for flag in finding.statistics.flags if flag.kind == "no better than random"]
     assert len(info) == 2 * 2
@@ -183,7 +194,7 @@ def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
 
 
 def test_a_wrong_reference_is_named(tmp_path: Path) -> None:
-    run = a_run(tmp_path, protocol())
+    run = create_run(tmp_path, protocol())
     with pytest.raises(VitreousError, match=r"'genric'.*did you mean generic"):
         report(run, reference="genric")
     assert not (run / "report").exists()
@@ -208,7 +219,7 @@ def test_the_ledger_names_facts(tmp_path: Path) -> None:
         Published("deletion", source="figure only"),
     )
     spec = protocol(published=printed, absent={"Lost": "no code"}, data=DataSpec("folder", path="nowhere", images=5000))
-    reproduction = report(a_run(tmp_path, spec, images=8)).reproduction
+    reproduction = report(create_run(tmp_path, spec, images=8)).reproduction
     assert reproduction is not None
     one, two, three, lost, other = reproduction.lines
     assert (one.verdict, two.verdict, three.verdict, lost.verdict, other.verdict) == (
@@ -232,7 +243,7 @@ def causes(tmp_path: Path, spec: Protocol, ran: Protocol, monkeypatch: pytest.Mo
     """Return the causes of one deviation, where ``known`` is what comes along under the name that was run."""
     monkeypatch.setattr("vitreous.benchmark.reproduction.shipped", lambda: ["mine"])
     monkeypatch.setattr("vitreous.benchmark.reproduction.read", lambda name: spec)
-    reproduction = report(a_run(tmp_path, ran, **wanted)).reproduction
+    reproduction = report(create_run(tmp_path, ran, **wanted)).reproduction
     assert reproduction is not None
     return reproduction.lines[0].words
 
@@ -272,9 +283,9 @@ def test_statistics_of_scenes_are_a_cause(tmp_path: Path) -> None:
     ran = protocol({"generic": "generic", "ours": "coiba"}, published=(cell("ours", "insertion", 9.0),))
     setting = dataclasses.replace(SETTING, methods={**METHODS, "ours": "coiba"})
     options = {"protocol": ran.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
-    store, unit = begun(tmp_path, options), judging("abcdefgh", setting=setting)
-    planned(store, [unit], setting)
-    judged(store, unit)
+    store, unit = create_store(tmp_path, options), score_unit("abcdefgh", setting=setting)
+    add_plan(store, [unit], setting)
+    save_scores(store, unit)
     reproduction = report(store.path).reproduction
     assert reproduction is not None
     assert "other statistics: noise of coiba from world:64" in reproduction.lines[0].words
@@ -284,7 +295,7 @@ def test_our_order_and_the_papers(tmp_path: Path) -> None:
     methods = {"generic": "generic", "ours": "rollout"}
     values = {"generic": 0.1, "ours": 0.9, "random": 0.5}  # ours: longer names are higher
     spec = protocol(methods, published=tuple(cell(name, "insertion", value) for name, value in values.items()))
-    reproduction = report(a_run(tmp_path, spec)).reproduction
+    reproduction = report(create_run(tmp_path, spec)).reproduction
     assert reproduction is not None
     (result,) = reproduction.agreements
     assert (result.model, result.metric, result.methods) == ("net", "insertion", 3)
@@ -305,9 +316,9 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
     )
     ran = dataclasses.replace(ran, name="coiba-table1", evaluation=EvaluationSpec(("deletion@coiba",)))
     options = {"protocol": ran.to_json(), "data": None, "images": 8, "checkpoint": {}, "sources": []}
-    store, unit = begun(tmp_path, options), judging("abcdefgh", setting=setting)
-    planned(store, [unit], setting)
-    judged(store, unit)
+    store, unit = create_store(tmp_path, options), score_unit("abcdefgh", setting=setting)
+    add_plan(store, [unit], setting)
+    save_scores(store, unit)
     reproduction = report(store.path).reproduction
     assert reproduction is not None
     assert len(reproduction.lines) == len(paper.cells)
@@ -321,7 +332,7 @@ def test_a_model_of_ones_own_stands_beside_every_column(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(report_command)
-    run = a_run(tmp_path, protocol())
+    run = create_run(tmp_path, protocol())
     done = CliRunner().invoke(app, [str(run), "--out", str(tmp_path / "there"), "--reference", "ours"])
     assert done.exit_code == 0, done.output
     assert "2 methods explain the predicted class of 8 pictures (folder) as seen by net" in done.output.replace(
@@ -358,10 +369,10 @@ def test_another_substrate_is_another_column(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={ours: ours})
     judge = dataclasses.replace(spec.evaluation, metrics=(ours,))
     options = {"protocol": dataclasses.replace(spec, evaluation=judge).to_json(), "data": None, "images": None}
-    store = begun(tmp_path, {**options, "checkpoint": {}, "sources": []})
-    unit = judging("abcdefgh", setting=setting, metrics=[ours])
-    planned(store, [unit], setting)
-    judged(store, unit)
+    store = create_store(tmp_path, {**options, "checkpoint": {}, "sources": []})
+    unit = score_unit("abcdefgh", setting=setting, metrics=[ours])
+    add_plan(store, [unit], setting)
+    save_scores(store, unit)
     reproduction = report(store.path).reproduction
     assert reproduction is not None
     assert [line.verdict == "no number" for line in reproduction.lines] == [False, True]

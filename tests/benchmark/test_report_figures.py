@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from run_files import METRICS, SETTING, a_run, begun, judged, judging, protocol, score
+from run_files import METRICS, SETTING, create_run, create_store, protocol, save_scores, score, score_unit
 from vitreous.benchmark import report_images
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import collect
@@ -26,7 +26,7 @@ pytest.importorskip("matplotlib")
 
 
 def finding(tmp_path: Path, spec: Protocol, pictures: str = "abcd", **more: Any) -> ModelResult:
-    (result,) = collect(Store.open(a_run(tmp_path, spec, pictures, **more)))
+    (result,) = collect(Store.open(create_run(tmp_path, spec, pictures, **more)))
     return ModelResult.of(result, spec)
 
 
@@ -117,16 +117,18 @@ def several(tmp_path: Path, **layout: Any) -> tuple[str, list[ModelResult]]:
     sets = [DataSpec("folder", label=label, path="nowhere") for label in ("one", "two")]
     spec = protocol(models=models, data=sets[0], also=(sets[1],), layout=ReportLayout(**layout))
     options = {"protocol": spec.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
-    store, settings = begun(tmp_path, options), []
+    store, settings = create_store(tmp_path, options), []
     for label in ("net", "other"):
         for data in ("one", "two"):
             model, print_ = {"label": label, "name": "world"}, label[0] * 32
             created = dataclasses.replace(SETTING, label=label, data=data, model=model, fingerprint=print_)
             settings.append(created)
-    units = [judging("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)]
+    units = [
+        score_unit("abcd" if at % 2 else "efgh", setting=setting, number=at) for at, setting in enumerate(settings)
+    ]
     store.add_plan(RecordedPlan(1, tuple(settings), tuple(units), "wanted", {item * 8: item for item in "abcdefgh"}))
     for at, unit in enumerate(units):
-        judged(store, unit, shift=0.25 * at)
+        save_scores(store, unit, shift=0.25 * at)
     result = [ModelResult.of(item, spec) for item in collect(store)]
     page = report(store.path).page.read_text()
     return page[page.index('id="overview"') : page.index('id="m1"')], result

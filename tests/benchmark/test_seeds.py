@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from run_files import METRICS, SETTING, begun, judging, planned, protocol, saved
+from run_files import METRICS, SETTING, add_plan, create_store, protocol, save_unit, score_unit
 from vitreous.benchmark.cells import ModelResult
 from vitreous.benchmark.collect import RunScores, collect
 from vitreous.benchmark.protocol import EvaluationSpec
@@ -43,8 +43,8 @@ def run_of(
     """A run with these seeds; ``lost`` are (picture, method, seed) without a score."""
     spec = protocol(evaluation=EvaluationSpec(tuple(METRICS), reference="generic", seeds=tuple(begun_with or seeds)))
     wanted = {"protocol": spec.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": []}
-    store, units = begun(tmp_path, wanted), [judging(pictures, seed) for seed in seeds]
-    planned(store, [*units, *(judging(pictures, seed) for seed in begun_with or () if seed not in seeds)])
+    store, units = create_store(tmp_path, wanted), [score_unit(pictures, seed) for seed in seeds]
+    add_plan(store, [*units, *(score_unit(pictures, seed) for seed in begun_with or () if seed not in seeds)])
     for unit in units:
         arrays: dict[str, Any] = {}
         for i, method in enumerate(unit.methods):
@@ -57,7 +57,7 @@ def run_of(
                 arrays[f"parts/{i}/{j}"] = np.array(scores)[:, None]
                 arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 1.0])
                 arrays[f"curve/{i}/{j}/0/{metric}/y"] = np.array([[score, score + 1] for score in scores])
-        saved(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
+        save_unit(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
     return store
 
 
@@ -181,7 +181,7 @@ def test_a_seed_that_has_not_begun_hides_nothing(tmp_path: Path) -> None:
 
 def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) -> None:
     store = run_of(tmp_path, SEEDS)
-    planned(store, [judging(PICTURES, 11)])
+    add_plan(store, [score_unit(PICTURES, 11)])
     judge = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
     Store.create(store.path, {"protocol": protocol(evaluation=judge).to_json()})
     result = found_in(store)
@@ -192,13 +192,13 @@ def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) ->
 def test_a_metric_that_is_no_mean_averages_its_counts(tmp_path: Path) -> None:
     setting = dataclasses.replace(SETTING, metrics={"mean_iou": "mean_iou"})
     evaluation = EvaluationSpec(("mean_iou",), seeds=(0, 1))
-    store = begun(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
+    store = create_store(tmp_path, {"protocol": protocol(evaluation=evaluation).to_json()})
     counts = {0: [[1.0, 2.0, 3.0, 4.0], [4.0, 4.0, 1.0, 9.0]], 1: [[2.0, 2.0, 1.0, 8.0], [0.0, 4.0, 3.0, 5.0]]}
-    units = [judging("ab", seed, setting=setting) for seed in counts]
-    planned(store, units, setting)
+    units = [score_unit("ab", seed, setting=setting) for seed in counts]
+    add_plan(store, units, setting)
     for unit in units:
         arrays = {f"parts/{i}/0": np.array(counts[unit.seed]) for i in range(3)}
-        saved(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
+        save_unit(store, unit, arrays, {"images": list(unit.images), "unreadable": {}, "seconds": 1.0})
     table = found_in(store).table
     pooled = (np.array(counts[0]) + np.array(counts[1])).sum(axis=0)
     assert table.mean("ours", "mean_iou") == pytest.approx((pooled[0] / pooled[1] + pooled[2] / pooled[3]) / 2)

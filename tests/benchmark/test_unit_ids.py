@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from run_files import SETTING, judging
+from run_files import SETTING, score_unit
 from vitreous.benchmark.units import Unit, digest_of
 from vitreous.metrics import EvaluationConfig
 
@@ -33,9 +33,9 @@ OTHER = replace(
 
 def test_ids_are_what_they_were() -> None:
     maps = Unit.of(SETTING, 0, 7, ["a" * 8, "b" * 8], ["ours", "generic"], modes=["given"])
-    assert (maps.id, judging("ab").id) == ("eb71394ad27f10db01c72321b4383977", "c7dc8abe27259a6ad10bbef868681bdf")
-    assert judging("ab", 3, OTHER, metrics=["insertion"]).id == "4ea83485c85ddfc5773dfbeef24d45e1"
-    assert judging("ab", 3, OTHER, metrics=["deletion"]).id == "9e8519d828690cdc1a635ebc6d9758f7"
+    assert (maps.id, score_unit("ab").id) == ("eb71394ad27f10db01c72321b4383977", "c7dc8abe27259a6ad10bbef868681bdf")
+    assert score_unit("ab", 3, OTHER, metrics=["insertion"]).id == "4ea83485c85ddfc5773dfbeef24d45e1"
+    assert score_unit("ab", 3, OTHER, metrics=["deletion"]).id == "9e8519d828690cdc1a635ebc6d9758f7"
     assert (SETTING.identity, OTHER.identity) == (
         "6eb88b896ec6be42d5396764efca94d5",
         "2d207ff39b7d6d2c4eaf9e9bb693ad40",

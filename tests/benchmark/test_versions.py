@@ -13,7 +13,7 @@ import torch
 
 import vitreous as vt
 from commands import run as command
-from run_files import a_run, begun, judged, judging, planned, protocol
+from run_files import add_plan, create_run, create_store, protocol, save_scores, score_unit
 from tiny_benchmark import METRICS, bench, ran, tiny
 from vitreous.benchmark import worker as module
 from vitreous.benchmark.collect import collect
@@ -125,14 +125,14 @@ def test_the_command_says_it_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_version_says_nothing(tmp_path: Path) -> None:
-    written = report(a_run(tmp_path, protocol()))
+    written = report(create_run(tmp_path, protocol()))
     assert "several versions" not in written.page.read_text()
 
 
 def test_plans_of_older_runs_have_no_versions(tmp_path: Path) -> None:
-    store, unit = begun(tmp_path), judging("ab")
-    planned(store, [unit])
-    judged(store, unit)
+    store, unit = create_store(tmp_path), score_unit("ab")
+    add_plan(store, [unit])
+    save_scores(store, unit)
     file = store.path / "plans" / "0001.json"
     file.write_text(file.read_text().replace('"versions": {},', ""))
     assert Store(store.path).plans()[0].versions == {}

@@ -228,11 +228,11 @@ def test_the_default_value_is_the_logit(model: Any, inputs: Tensor) -> None:
 
 
 def test_a_table_tells_it_too(model: Any, inputs: Tensor) -> None:
-    def judged(**options: Any) -> list[str]:
+    def warnings_of(**options: Any) -> list[str]:
         return warned(lambda: vt.evaluate(model, inputs, ["ixg", "tis(masks=4)"], "insdel", controls=False, **options))
 
-    assert judged() == []
-    (text,) = judged(output="logprob")
+    assert warnings_of() == []
+    (text,) = warnings_of(output="logprob")
     assert text == "output='logprob' is not what is explained: tis(masks=4) explains prob, whatever is asked for"
 
 

@@ -18,9 +18,9 @@ def long(scenario: str) -> Any:
     return pytest.param(scenario, marks=pytest.mark.slow)
 
 
-def die(how: str, scenario: str, folder: Path, count: int) -> str:
+def die(schedule: str, scenario: str, folder: Path, count: int) -> str:
     done = subprocess.run(
-        [sys.executable, str(FAULTS), how, scenario, str(folder / "here"), str(count)],
+        [sys.executable, str(FAULTS), schedule, scenario, str(folder / "here"), str(count)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

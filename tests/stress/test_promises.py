@@ -58,7 +58,7 @@ def watch():
 done = False
 thread = threading.Thread(target=watch)
 thread.start()
-vt.get_method("{spelling}").attribute(view, inputs, memory_gb=0.1)
+vt.get_method("{spec}").attribute(view, inputs, memory_gb=0.1)
 done = True
 thread.join()
 print((most - before) / 2**30)
@@ -66,8 +66,8 @@ print((most - before) / 2**30)
 
 
 def peak(spec: str, batch: int) -> float:
-    """GiB that a method takes at ``memory=0.1``, in a process of its own."""
-    code = PEAK.format(spelling=spec, batch=batch)
+    """GiB that a method takes at ``memory_gb=0.1``, in a process of its own."""
+    code = PEAK.format(spec=spec, batch=batch)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     return float(done.stdout)
@@ -180,10 +180,10 @@ def test_a_file_without_an_end_is_not_read_to_it(here: Path) -> None:
 def test_a_plug_in_that_fails_takes_nothing_away(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
     entry = EntryPoint("odd", "a_package_that_is_not_there:Odd", "vitreous.methods")
     monkeypatch.setattr("vitreous.registry.registry.entry_points", lambda group: [entry])
-    shelf: Registry[Any] = Registry("method", "vitreous.methods", ())
+    methods: Registry[Any] = Registry("method", "vitreous.methods", ())
     with pytest.warns(VitreousWarning, match="the method odd of another package cannot be imported"):
-        shelf.all()
-    assert shelf.all() == []
+        methods.all()
+    assert methods.all() == []
     monkeypatch.setattr(registry.REGISTRY, "complete", False)
     listed = run("methods")
     assert listed.code == 0

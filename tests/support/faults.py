@@ -249,7 +249,7 @@ class Cache(Scenario):
         os.environ["VITREOUS_CACHE"] = ""
         self.model, self.x = FAMILIES["vit"](), torch.zeros(1, 3, 32, 32)
         self.expected = self.map()  # in memory too, and that is forgotten
-        os.environ["VITREOUS_CACHE"] = str(folder / "ours" / "kept")
+        os.environ["VITREOUS_CACHE"] = str(folder / "ours" / "cache")
 
     def map(self) -> torch.Tensor:
         scenes._cached.clear()
@@ -259,17 +259,17 @@ class Cache(Scenario):
         assert self.map().equal(self.expected)
 
     def check(self) -> None:
-        for path in (self.folder / "ours" / "kept").glob("*.safetensors"):
-            assert vt.ActivationStats.load(path).told == "world:64"
+        for path in (self.folder / "ours" / "cache").glob("*.safetensors"):
+            assert vt.ActivationStats.load(path).description == "world:64"
 
     def finished(self) -> None:
         self.check()
-        (name,) = os.listdir(self.folder / "ours" / "kept")
+        (name,) = os.listdir(self.folder / "ours" / "cache")
         assert name.startswith("world-")
 
 
-_EVERY = (Save, Overwrite, OverwriteWithoutExchange, Explain, Stats, Score, Cache)
-SCENARIOS = {each.__name__: each for each in _EVERY}
+_ALL = (Save, Overwrite, OverwriteWithoutExchange, Explain, Stats, Score, Cache)
+SCENARIOS = {scenario.__name__: scenario for scenario in _ALL}
 
 
 def forked(work: Callable[[], None]) -> int:
@@ -352,5 +352,5 @@ def at_random(scenario: Scenario, count: int) -> None:
 
 
 if __name__ == "__main__":
-    how, name, folder, count = sys.argv[1:]
-    (every if how == "every" else at_random)(SCENARIOS[name](Path(folder)), int(count))
+    schedule, name, folder, count = sys.argv[1:]
+    (every if schedule == "every" else at_random)(SCENARIOS[name](Path(folder)), int(count))

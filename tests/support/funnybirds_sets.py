@@ -16,8 +16,8 @@ def subsets(of: Any) -> list[set[int]]:
 
 
 def smallest(label: int) -> list[set[int]]:
-    def only_mine(some: set[int]) -> bool:
-        rows = [k for k in range(48) if all(TABLE[k, p] == TABLE[label, p] for p in some)]
+    def only_mine(parts: set[int]) -> bool:
+        rows = [k for k in range(48) if all(TABLE[k, p] == TABLE[label, p] for p in parts)]
         return rows == [label]
 
     enough = [selection for selection in subsets(range(P)) if only_mine(selection)]

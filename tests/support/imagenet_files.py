@@ -12,16 +12,16 @@ from data_files import SIZE, noise
 from vitreous.datasets.class_tables import wnids
 
 
-def as_table(shown: Any, masks: Any, names: Any) -> dict[str, Any]:
+def as_table(images: Any, masks: Any, names: Any) -> dict[str, Any]:
     """The file as MATLAB writes it: cells are references, and every array is turned."""
     file: dict[str, Any] = {}
-    for place, (image, mask, name) in enumerate(zip(shown, masks, names, strict=True)):
-        file[f"i{place}"] = image.transpose(2, 1, 0)
-        file[f"m{place}"] = mask.T
-        file[f"c{place}"] = np.array([[f"m{place}"]], object)
-        file[f"n{place}"] = np.array([[ord(letter)] for letter in name], np.uint16)
+    for index, (image, mask, name) in enumerate(zip(images, masks, names, strict=True)):
+        file[f"i{index}"] = image.transpose(2, 1, 0)
+        file[f"m{index}"] = mask.T
+        file[f"c{index}"] = np.array([[f"m{index}"]], object)
+        file[f"n{index}"] = np.array([[ord(letter)] for letter in name], np.uint16)
     for name, letter in (("img", "i"), ("gt", "c"), ("id", "n")):
-        file[f"value/{name}"] = np.array([[f"{letter}{place}"] for place in range(len(shown))], object)
+        file[f"value/{name}"] = np.array([[f"{letter}{index}"] for index in range(len(images))], object)
     return file
 
 

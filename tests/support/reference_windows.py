@@ -210,8 +210,8 @@ class Slow:
 slow_of = cache(Slow)
 
 
-def same(found: Tensor, expected: Tensor) -> None:
-    assert found.dtype == torch.float64
-    assert found.shape == expected.shape
+def same(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == torch.float64
+    assert actual.shape == expected.shape
     assert expected.abs().max() > 1e-12
-    assert (found - expected).abs().max() <= 1e-10 * max(1.0, expected.abs().max().item())
+    assert (actual - expected).abs().max() <= 1e-10 * max(1.0, expected.abs().max().item())

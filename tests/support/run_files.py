@@ -43,29 +43,29 @@ def score(picture: str, method: str, metric: str, seed: int = 0, shift: float = 
     return (ord(picture[0]) % 16 + 3 * len(method) + 10 * len(metric) + 100 * seed) / 1000 + shift
 
 
-def saved(store: Store, unit: Unit, arrays: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+def save_unit(store: Store, unit: Unit, arrays: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
     """Write the file of a unit as numpy alone would."""
-    words = np.frombuffer(json.dumps({"unit": unit.to_json(), **said}).encode(), np.uint8)
+    info = np.frombuffer(json.dumps({"unit": unit.to_json(), **metadata}).encode(), np.uint8)
     (store.path / "units").mkdir(exist_ok=True)
-    np.savez(store.path / "units" / f"{unit.id}.npz", **arrays, **{"info.json": words})
+    np.savez(store.path / "units" / f"{unit.id}.npz", **arrays, **{"info.json": info})
 
 
-def judged(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
-    there = [image for image in unit.images if image not in bad]
-    arrays: dict[str, Any] = {"confidence/pred": np.array([ord(element[0]) % 16 / 100 for element in there])}
+def save_scores(store: Store, unit: Unit, bad: Sequence[str] = (), shift: float = 0.0, flags: Any = None) -> None:
+    readable = [image for image in unit.images if image not in bad]
+    arrays: dict[str, Any] = {"confidence/pred": np.array([ord(element[0]) % 16 / 100 for element in readable])}
     for i, method in enumerate(unit.methods):
-        arrays[f"flags/{i}/given"] = np.array([1 if (entry, method) == flags else 0 for entry in there])
+        arrays[f"flags/{i}/given"] = np.array([1 if (entry, method) == flags else 0 for entry in readable])
         for j, metric in enumerate(unit.metrics):
-            values = np.array([[score(item, method, metric, unit.seed, shift)] for item in there])
+            values = np.array([[score(item, method, metric, unit.seed, shift)] for item in readable])
             arrays[f"parts/{i}/{j}"] = values
             arrays[f"curve/{i}/{j}/0/{metric}/x"] = np.array([0.0, 0.5, 1.0])
             arrays[f"curve/{i}/{j}/0/{metric}/y"] = values + np.array([0, 1, 2])
-    facts = {"images": there, "unreadable": dict.fromkeys(bad, "cut short"), "seconds": 2.0}
+    facts = {"images": readable, "unreadable": dict.fromkeys(bad, "cut short"), "seconds": 2.0}
     more = {"device": "cpu", "threads": 1, "versions": {"vitreous": "0", "torch": "1"}}
-    saved(store, unit, arrays, {**facts, **more})
+    save_unit(store, unit, arrays, {**facts, **more})
 
 
-def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) -> None:
+def save_maps(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) -> None:
     arrays: dict[str, Any] = {}
     for i, method in enumerate(unit.methods):
         arrays[f"maps/{i}"] = np.stack(
@@ -75,19 +75,19 @@ def mapped(store: Store, unit: Unit, costs: Mapping[str, Cost] | None = None) ->
     text: dict[str, Any] = {"images": list(unit.images), "unreadable": {}, "seconds": 6.0, "explaining": 5.0}
     if costs is not None:
         text["costs"] = [asdict(costs[method]) for method in unit.methods]
-    saved(store, unit, arrays, text)
+    save_unit(store, unit, arrays, text)
 
 
-def judging(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: int = 0, **which: Any) -> Unit:
+def score_unit(pictures: str, seed: int = 0, setting: RunConfig = SETTING, number: int = 0, **which: Any) -> Unit:
     methods, metrics = which.get("methods", list(setting.methods)), which.get("metrics", list(setting.metrics))
     return Unit.of(setting, number, seed, [image * 8 for image in pictures], methods, metrics=metrics)
 
 
-def begun(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
+def create_store(path: Path, wanted: Mapping[str, Any] | None = None) -> Store:
     return Store.create(path / "run", wanted or {"protocol": protocol().to_json()})
 
 
-def planned(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
+def add_plan(store: Store, units: Sequence[Unit], setting: RunConfig = SETTING, replaces: Sequence[str] = ()) -> None:
     names = {image: f"picture {image[0]}" for unit in units for image in unit.images}
     revision = len(store.plans()) + 1
     store.add_plan(RecordedPlan(revision, (setting,), tuple(units), "wanted", names, tuple(replaces)))
@@ -105,12 +105,23 @@ def protocol(methods: Mapping[str, str] = METHODS, **more: Any) -> Protocol:
     return Protocol(**{**settings, **more})
 
 
-def a_run(
-    tmp_path: Path, known: Protocol, pictures: str = "abcdefgh", setting: RunConfig = SETTING, **wanted: Any
+def create_run(
+    tmp_path: Path,
+    benchmark_protocol: Protocol,
+    pictures: str = "abcdefgh",
+    setting: RunConfig = SETTING,
+    **wanted: Any,
 ) -> Path:
-    """A finished run of one judging unit."""
-    options = {"protocol": known.to_json(), "data": None, "images": None, "checkpoint": {}, "sources": [], **wanted}
-    store, unit = begun(tmp_path, options), judging(pictures, setting=setting)
-    planned(store, [unit], setting)
-    judged(store, unit)
+    """Create a finished run of one unit of scores."""
+    options = {
+        "protocol": benchmark_protocol.to_json(),
+        "data": None,
+        "images": None,
+        "checkpoint": {},
+        "sources": [],
+        **wanted,
+    }
+    store, unit = create_store(tmp_path, options), score_unit(pictures, setting=setting)
+    add_plan(store, [unit], setting)
+    save_scores(store, unit)
     return store.path
