@@ -21,15 +21,15 @@ METHODS = ["generic", "ixg"]
 WIDE = 900  # pixels
 
 
-def drawn(name: str, figure: Any) -> None:
+def save_figure(name: str, figure: Any) -> None:
     figures.save(figure, HERE / f"figure-{name}", overwrite=True)
 
 
 def small(name: str, figure: Any) -> None:
     """A picture of pictures, small enough for a page."""
-    held = io.BytesIO()
-    figures.encoded(figure, "it.png")(held)
-    picture = Image.open(held).convert("RGB")
+    buffer = io.BytesIO()
+    figures.encoded(figure, "it.png")(buffer)
+    picture = Image.open(buffer).convert("RGB")
     picture = picture.resize((WIDE, round(picture.height * WIDE / picture.width)), Image.Resampling.LANCZOS)
     picture.quantize(128).save(HERE / f"figure-{name}", optimize=True)
 
@@ -37,21 +37,21 @@ def small(name: str, figure: Any) -> None:
 def tables(view: vt.VisionModel, pictures: list[Any]) -> None:
     metric = "insdel(steps=8)"
     table = vt.evaluate(view, pictures[:12], METHODS, metric)
-    drawn("curves.svg", table.plot("curves"))
-    drawn("bars.svg", table.plot("bars"))
+    save_figure("curves.svg", table.plot("curves"))
+    save_figure("bars.svg", table.plot("bars"))
     table = vt.evaluate(view, pictures, METHODS, "deletion(steps=3)")
-    drawn("bins.svg", table.plot("bins", count=4, by="mass"))
+    save_figure("bins.svg", table.plot("bins", count=4, by="mass"))
     layers = [f"plus(ixg, start={layer})" for layer in range(view.depth)]
     table = vt.evaluate(view, pictures[:12], layers, "deletion(steps=4)")
-    drawn("sweep.svg", table.plot("sweep"))
-    drawn("histogram.svg", table.plot("histogram", methods=layers))
+    save_figure("sweep.svg", table.plot("sweep"))
+    save_figure("histogram.svg", table.plot("histogram", methods=layers))
     maps = np.stack(
         [[vt.explain(view, image, layer).map.numpy().ravel() for layer in layers] for image in pictures[:4]]
     )
     alike = np.mean([np.corrcoef(map_) for map_ in maps], axis=0)
     names = [str(layer) for layer in range(view.depth)]
     note = "Mean correlation of the maps of plus(ixg) from two start layers, over 4 images."
-    drawn("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, axis_label="start layer"))
+    save_figure("matrix.svg", figures.matrix(alike, names, "Agreement of layers", note, axis_label="start layer"))
 
 
 def pictures_of(view: vt.VisionModel, picture: Any) -> None:
@@ -77,7 +77,7 @@ def pictures_of(view: vt.VisionModel, picture: Any) -> None:
 
 def radar(view: vt.VisionModel) -> None:
     funnybirds = vt.funnybirds(view, ["quick", "generic"], vt.world.World(n=100), oracle=True)
-    drawn("radar.svg", funnybirds.plot(["quick", "generic", "random", "oracle"]))
+    save_figure("radar.svg", funnybirds.plot(["quick", "generic", "random", "oracle"]))
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def _soft(values: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def families() -> dict[str, list[str]]:
-    """The spellings to be shown, by family; the model is a transformer, and has no picture of methods for ReLUs."""
+    """The specs to be shown, by family; the model is a transformer, and has no picture of methods for ReLUs."""
     together = {"bottleneck": "bottleneck and sampling", "sampling": "bottleneck and sampling"}
     result: dict[str, list[str]] = {}
     for info in vt.list_methods():
@@ -111,13 +111,13 @@ class Tile:
     scale: show.Scale
 
 
-def tiles(spelling: str, view: vt.VisionModel, shown: list[Image.Image]) -> list[Tile]:
+def tiles(spec: str, model: vt.VisionModel, images: list[Image.Image]) -> list[Tile]:
     """Both pictures with the map of one method; the left one has its name, the right one its cost."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", vt.VitreousWarning)  # `constant` explains nothing, as it should
-        explanation = vt.explain(view, shown, spelling)
+        explanation = vt.explain(model, images, spec)
     result = []
-    for item, title in zip(explanation, (spelling, cost(vt.get_method(spelling), view)), strict=True):
+    for item, title in zip(explanation, (spec, cost(vt.get_method(spec), model)), strict=True):
         values = item.map.numpy()
         scale = show.Scale.of([values], signed=item.signed)
         note = [f"{number(values.min())} to {number(values.max())}"]
@@ -170,11 +170,11 @@ def main() -> None:
         for picture, item, note in zip(scenes, predictions, notes, strict=True)
     ]
     small(show.panel([heads], tile=2 * TILE, zoom=ZOOM)).save(HERE / "gallery.png", optimize=True)
-    for family, spellings in families().items():
+    for family, specs in families().items():
         if only in (None, family):
-            rows = (tiles(spec, view, scenes) for spec in spellings)
+            rows = (tiles(spec, view, scenes) for spec in specs)
             sheet(rows).save(HERE / f"gallery-{slug(family)}.png", optimize=True)
-            print(family, len(spellings))
+            print(family, len(specs))
 
 
 if __name__ == "__main__":
