@@ -1,9 +1,9 @@
-"""Metrics held against public implementations, in one run: Captum, scipy, scikit-learn, scikit-image.
+"""Metrics compared with public implementations, in one run: Captum, scipy, scikit-learn, scikit-image.
 
     pip install captum scipy scikit-learn scikit-image
     python benchmarks/agree.py
 
-The same small model, pictures (scenes of the world), maps, masks and noise on both sides. Printed is the largest
+The same small model, images (scenes of the world), maps, masks and noise on both sides. Printed is the largest
 difference of a score over the largest score; the command fails where one is above 1e-5.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 import vitreous as vt
 from vitreous.metrics import Evaluation, ImageShape, Metric, MetricInfo, Request
 from vitreous.metrics.ranking import enlarged
-from vitreous.metrics.robustness import uniform_copies
+from vitreous.metrics.robustness import noisy_copies
 from vitreous.metrics.similarity import SIMILARITIES
 
 MOST = 1e-5
@@ -34,21 +34,21 @@ SIZE = 64
 
 
 @dataclass
-class Heard(Metric):
-    """Keeps the answers to another metric's needs."""
+class RecordingMetric(Metric):
+    """Keeps the evaluations of another metric's requests."""
 
     of: str = ""
-    answers: list[Evaluation] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
 
     def requests(self, image_shape: ImageShape) -> Mapping[str, Request]:
         return vt.get_metric(self.of).requests(image_shape)
 
     def score(self, evaluation: Evaluation) -> Any:
-        self.answers.append(evaluation)
+        self.evaluations.append(evaluation)
         return np.zeros(len(evaluation))
 
 
-Heard.info = MetricInfo("heard", "benchmark", Heard)
+RecordingMetric.info = MetricInfo("recording", "benchmark", RecordingMetric)
 
 
 def main() -> None:
@@ -56,15 +56,15 @@ def main() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=7).eval().requires_grad_(False)
     vision_model = vt.wrap(model)
     world = vt.world.World(n=6, size=SIZE)
-    inputs = torch.stack([vision_model.preprocess.to_tensor(picture) for picture in world.images()])
-    truths = list(world.annotations())
+    inputs = torch.stack([vision_model.preprocess.to_tensor(image) for image in world.images()])
+    annotations = list(world.annotations())
     with torch.no_grad():
         classes = model(inputs).argmax(dim=1)
     differences = {
-        "captum sensitivity_max": sensitivity(vision_model, inputs, classes),
-        "captum infidelity, normalised": faithless(vision_model, inputs, classes),
+        "captum sensitivity_max": sensitivity_gap(vision_model, inputs, classes),
+        "captum infidelity, normalised": infidelity_gap(vision_model, inputs, classes),
         **similarities(),
-        **localisation(vision_model, inputs, truths),
+        **localisation(vision_model, inputs, annotations),
     }
     for name, gap in differences.items():
         print(f"{name:36s} {gap:.1e}")
@@ -72,11 +72,11 @@ def main() -> None:
         sys.exit(f"above {MOST:g}")
 
 
-def scores(model: vt.VisionModel, inputs: Tensor, how: Any, metric: str, **options: Any) -> Any:
-    return vt.evaluate(model, inputs, {"it": how}, metric, controls=False, n_bootstrap=1, **options)["it", metric]
+def scores(model: vt.VisionModel, inputs: Tensor, method: Any, metric: str, **options: Any) -> Any:
+    return vt.evaluate(model, inputs, {"it": method}, metric, controls=False, n_bootstrap=1, **options)["it", metric]
 
 
-def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
+def sensitivity_gap(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same ten noisy copies of each image, explained by the same gradient."""
 
     def explain(x: Tensor, classes: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float
             (slope,) = torch.autograd.grad(model.module(x).gather(1, classes[:, None]).sum(), x)
         return (slope * x).sum(dim=1).detach()
 
-    copies = uniform_copies(10, 0.02).of(inputs, model.preprocess, 0)
+    copies = noisy_copies(10, 0.02).of(inputs, model.preprocess, 0)
     other = sensitivity_max(
         lambda x, target: (explain(x[0] if isinstance(x, tuple) else x, target),),
         inputs,
@@ -98,15 +98,15 @@ def sensitivity(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float
     return gap(ours, other)
 
 
-def faithless(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
+def infidelity_gap(model: vt.VisionModel, inputs: Tensor, classes: Tensor) -> float:
     """The same random sets of patches removed; the map spread evenly over the three channels."""
     maps = torch.randn(len(inputs), *model.grid(inputs), generator=torch.Generator().manual_seed(1))
     name = "infidelity(subsets=16)"
     ours = scores(model, inputs, maps, name)
-    heard = Heard(of=name)
-    vt.evaluate(model, inputs, {"it": maps}, [heard], controls=False, n_bootstrap=1)
-    (answers,) = heard.answers
-    masks = np.concatenate([answers.masks(name) for name in answers.requests], axis=1)
+    recording = RecordingMetric(of=name)
+    vt.evaluate(model, inputs, {"it": maps}, [recording], controls=False, n_bootstrap=1)
+    (evaluation,) = recording.evaluations
+    masks = np.concatenate([evaluation.masks(request) for request in evaluation.requests], axis=1)
     side = SIZE // maps.shape[-1]
     gone = torch.from_numpy(masks).repeat_interleave(side, 2).repeat_interleave(side, 3)[:, :, None]
     spread = maps.repeat_interleave(side, 1).repeat_interleave(side, 2)[:, None].expand(-1, 3, -1, -1) / (3 * side**2)
@@ -136,8 +136,8 @@ def similarities() -> dict[str, float]:
     one, other = draw.normal(size=(2, 20, 24, 24))
     one[:5] = one[:5].round(0)
 
-    def of(name: str, theirs: Callable[[Any, Any], float]) -> float:
-        return gap(SIMILARITIES[name](one, other), [theirs(a, b) for a, b in zip(one, other, strict=True)])
+    def of(name: str, reference: Callable[[Any, Any], float]) -> float:
+        return gap(SIMILARITIES[name](one, other), [reference(a, b) for a, b in zip(one, other, strict=True)])
 
     def scaled(a: Any) -> Any:
         return (a - a.min()) / (a.max() - a.min())
@@ -154,7 +154,7 @@ def similarities() -> dict[str, float]:
     }
 
 
-def localisation(model: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotation]) -> dict[str, float]:
+def localisation(model: vt.VisionModel, inputs: Tensor, annotations: list[vt.Annotation]) -> dict[str, float]:
     """Token maps at the pixels, as each metric enlarges them."""
     maps = torch.randn(len(inputs), *model.grid(inputs), generator=torch.Generator().manual_seed(2))
     names = {
@@ -164,14 +164,14 @@ def localisation(model: vt.VisionModel, inputs: Tensor, truths: list[vt.Annotati
     actual = {}
     for label, (name, upsample, other) in names.items():
         fine = enlarged(maps.double().numpy(), (SIZE, SIZE), upsample)
-        expected = [other(t.mask.ravel(), item.ravel()) for t, item in zip(truths, fine, strict=True)]
-        actual[label] = gap(scores(model, inputs, maps.double(), name, truth=truths), expected)
+        expected = [other(t.mask.ravel(), item.ravel()) for t, item in zip(annotations, fine, strict=True)]
+        actual[label] = gap(scores(model, inputs, maps.double(), name, annotations=annotations), expected)
     return actual
 
 
-def gap(ours: Any, theirs: Any) -> float:
-    """Return the largest difference, over the largest of their scores."""
-    one, other = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+def gap(scores: Any, reference: Any) -> float:
+    """Return the largest difference, over the largest reference score."""
+    one, other = np.asarray(scores, np.float64), np.asarray(reference, np.float64)
     return float(np.abs(one - other).max() / np.abs(other).max())
 
 

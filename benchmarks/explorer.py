@@ -119,7 +119,7 @@ def main() -> None:
         seconds["try"] = timed(client.remove, rounds)
         long = threading.Thread(target=lambda: _ignore(lambda: Client(server.port).map("rise", 0)), daemon=True)
         long.start()
-        while server.explorer.long.busy == 0:
+        while server.explorer.long.num_jobs == 0:
             time.sleep(0.01)
         seconds["try, while it works on a long map"] = timed(client.remove, rounds)
     finally:

@@ -1,16 +1,16 @@
 """How faithful every method is: one table of all of them, on DeiT-Tiny and on DINOv2-S with a linear head.
 
 Run ``python benchmarks/faithful.py --data FOLDER --device cuda --out faithful.json``, with a folder as ``ladder.py``
-has it. Metrics: insertion - deletion (CoIBA's substrates and grid), token deletion and insertion AOPC (SkipPLUS), the
+has it. Metrics: insertion - deletion (CoIBA's baselines and grid), token deletion and insertion AOPC (SkipPLUS), the
 predicted class explained and scored, means with 95 % bootstrap intervals. Beside them the cost (counted where there are
 forwards only) and the seconds per image of the method alone. On a GPU states are scored in float16 (audited), and TIS'
 samples and CoIBA's replicas run so too.
 
 A group of methods is one evaluation, whose methods share passes and states. The file is written after every group, and
 groups that are in it are not run again; ``--limit-seconds`` starts no group that would not end in time. Groups named
-``some`` and ``few`` are judged on fewer images, which their rows say. ``--markdown`` makes the table of a file that is
-there; it is sorted by insertion - deletion, by the mean of the ranks on both models. ``--small`` tries every row with
-small counts.
+``some`` and ``few`` are evaluated on fewer images, which their rows say. ``--markdown`` makes the table of such a file;
+it is sorted by insertion - deletion, by the mean of the ranks on both models. ``--small`` runs every row with small
+counts.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "some rise": ("rise(masks=2000)",),
     "some shap": ("kernel_shap(samples=2000)", "kernel_shap(samples=2000, drop=true)"),
     "few": ("xrai(steps=20)", "iba_star"),
-    "yardsticks": ("random", "centre", "edges"),
+    "controls": ("random", "centre", "edges"),
 }
-LAST = GROUPS["yardsticks"]
+LAST = GROUPS["controls"]
 SOME, FEW = 100, 50
 """Images of the groups that take long."""
 COLUMNS = ("insdel", "insertion", "deletion", "token del AOPC", "token ins AOPC")
@@ -71,14 +71,14 @@ STATES = 72
 """What these take for each method and image."""
 RATES = {"deit": (40_000, 20_000), "dinov2": (8_000, 4_000)}
 """Forwards in a second on an H200, in float16 and in float32."""
-ELSEWHERE = {"xrai": 0.5, "alti": 0.01, "vit_cx": 0.02, "guided_ig": 0.03}
+EXTRA_SECONDS = {"xrai": 0.5, "alti": 0.01, "vit_cx": 0.02, "guided_ig": 0.03}
 """Seconds per image beside the passes."""
 SHORTER = {"ablationcam": 0.1, "tis": 0.25, "refine": 0.25, "tam": 0.4, "bt_h": 0.4, "bt_t": 0.4, "coiba": 0.5}
-"""How much of a pass theirs take: fewer blocks or tokens, or float16."""
+"""The share of a full pass that their passes take: fewer blocks or tokens, or float16."""
 SMALL = {"masks": 12, "samples": 6, "steps": 3, "channels": 4}
 
 
-# -- rows -----------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------------------
 
 
 def label(text: str) -> str:
@@ -87,7 +87,7 @@ def label(text: str) -> str:
 
 
 def counted(group: str, images: int) -> int:
-    """Return how many images a group is judged on."""
+    """Return how many images a group is evaluated on."""
     return min(images, SOME if group.startswith("some") else FEW if group == "few" else images)
 
 
@@ -106,20 +106,21 @@ def equivalents(method: vt.Method, model: vt.VisionModel) -> float:
     return (forward + 2 * backward if backward else few) * SHORTER.get(method.info.name, 1)
 
 
-def estimated(model: str, vision_model: vt.VisionModel, hows: Mapping[str, vt.Method], images: int) -> float:
+def estimated(model: str, vision_model: vt.VisionModel, methods: Mapping[str, vt.Method], images: int) -> float:
     """Return the seconds that a group will take on an H200."""
     half, single = RATES[model]
     explaining = sum(
-        equivalents(method, vision_model) / single + ELSEWHERE.get(method.info.name, 0) for method in hows.values()
+        equivalents(method, vision_model) / single + EXTRA_SECONDS.get(method.info.name, 0)
+        for method in methods.values()
     )
-    return images * (explaining + len(hows) * STATES / half)
+    return images * (explaining + len(methods) * STATES / half)
 
 
 def cost(method: vt.Method, ran: float) -> str:
     """Return forwards and backwards per image in words; forwards alone are those that were counted."""
     forward, backward = method.cost
     if not backward:
-        return f"{ran:.0f} F" if method.info.family != "yardstick" else "0"
+        return f"{ran:.0f} F" if method.info.family != "control" else "0"
     return f"{forward:.3g} F + {backward:.3g} B"
 
 
@@ -142,37 +143,37 @@ def alone(model: vt.VisionModel, method: vt.Method, inputs: Tensor) -> tuple[flo
     return (time.perf_counter() - began) / len(images), ran / len(images)
 
 
-# -- judging --------------------------------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------------------
 
 
-def judged(model: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
+def evaluate_group(model: vt.VisionModel, photos: Any, methods: Mapping[str, vt.Method], batch: int) -> dict[str, Any]:
     """Return the rows of one group, and how it went."""
     timed, refused = {}, {}
-    for name, options in hows.items():
+    for name, method in methods.items():
         try:
-            timed[name] = alone(model, options, photos.inputs)
+            timed[name] = alone(model, method, photos.inputs)
         except Exception as error:  # one method must not take the others with it
             refused[name] = f"{type(error).__name__}: {error}"[:300]
             print(f"  {name} is left out: {error}", flush=True)
-    there = {name: method for name, method in hows.items() if name in timed}
+    applicable = {name: method for name, method in methods.items() if name in timed}
     half = model.device.type == "cuda"
     asked = {METRICS[name]: name for name in COLUMNS}
     table = vt.evaluate(
         model,
         photos.inputs.cpu(),
-        there,
+        applicable,
         list(asked),
         controls=False,
         precision="float16" if half else "float32",
         batch_size=batch,
     )
     rows = {}
-    for name, options in there.items():
+    for name, method in applicable.items():
         seconds, ran = timed[name]
         rows[name] = {
-            "spelling": options.spec,
+            "spec": method.spec,
             "images": len(photos),
-            "cost": cost(options, ran),
+            "cost": cost(method, ran),
             "seconds": seconds,
             "degenerate": dict(table.degenerate[name]),
             "scores": {
@@ -186,25 +187,27 @@ def judged(model: vt.VisionModel, photos: Any, hows: Mapping[str, vt.Method], ba
 
 
 class Run:
-    """Judges group by group, keeps what it found, and knows when to stop."""
+    """Evaluates group by group, keeps the results, and stops in time."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.given, self.began = options, time.perf_counter()
-        self.found: dict[str, Any] = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+        self.options, self.began = options, time.perf_counter()
+        self.results: dict[str, Any] = (
+            json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+        )
         self.slower = 1.0  # by how much this machine has missed the estimates
 
     def say(self, text: str) -> None:
         print(f"[{time.perf_counter() - self.began:6.1f} s] {text}", flush=True)
 
     def all(self) -> None:
-        for model in self.given.models:
-            todo = [g for g in self.given.groups if g not in self.found.get(model, {}).get("groups", {})]
+        for model in self.options.models:
+            todo = [g for g in self.options.groups if g not in self.results.get(model, {}).get("groups", {})]
             if todo and not self.model(model, todo):
                 return
 
     def model(self, model: str, groups: list[str]) -> bool:
-        """Judge on one model; return whether there was time for all of it."""
-        options, (spec, result, weights) = self.given, MODELS[model]
+        """Evaluate on one model; return whether there was time for all of it."""
+        options, (spec, result, weights) = self.options, MODELS[model]
         vision_model = vt.load(
             spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **result
         )
@@ -221,55 +224,55 @@ class Run:
             if options.limit_seconds and began - self.began + expected * self.slower > options.limit_seconds:
                 self.say("there is no time for it: run again to go on")
                 return False
-            rows = judged(vision_model, photos[:count], methods, options.batch)
+            rows = evaluate_group(vision_model, photos[:count], methods, options.batch)
             taken = time.perf_counter() - began
             self.slower = max(self.slower, taken / max(expected, 1.0))
-            groups_found = self.found.setdefault(model, {}).setdefault("groups", {})
-            groups_found[group] = {**rows, "seconds": taken, "estimate": expected}
-            self.found[model]["torch"], self.found[model]["device"] = torch.__version__, str(vision_model.device)
+            groups_of_model = self.results.setdefault(model, {}).setdefault("groups", {})
+            groups_of_model[group] = {**rows, "seconds": taken, "estimate": expected}
+            self.results[model]["torch"], self.results[model]["device"] = torch.__version__, str(vision_model.device)
             if options.out:
-                options.out.write_text(json.dumps(self.found, indent=1) + "\n")
+                options.out.write_text(json.dumps(self.results, indent=1) + "\n")
             self.say(f"{model}, {group}: {taken:.0f} s")
         return True
 
 
-# -- the table for the pages ----------------------------------------------------------------------------------
+# -- the table for the pages -----------------------------------------------------------------------------------
 
 
-def ranked(found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rows of all models by method, the best mean rank first and the yardsticks last."""
+def ranked(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the rows of all models by method, the best mean rank first and the controls last."""
     rows = {
-        model: {n: r for g in item["groups"].values() for n, r in g["rows"].items()} for model, item in found.items()
+        model: {n: r for g in item["groups"].values() for n, r in g["rows"].items()} for model, item in results.items()
     }
-    places: dict[str, list[float]] = {}
+    positions: dict[str, list[float]] = {}
     for row in rows.values():
         order = sorted((n for n in row if n not in LAST), key=lambda n: -row[n]["scores"]["insdel"]["mean"])
-        for place, name in enumerate(order):
-            places.setdefault(name, []).append(place / len(order))
-    names = sorted(places, key=lambda name: sum(places[name]) / len(places[name]))
+        for position, name in enumerate(order):
+            positions.setdefault(name, []).append(position / len(order))
+    names = sorted(positions, key=lambda name: sum(positions[name]) / len(positions[name]))
     names += [name for name in LAST if any(name in row for row in rows.values())]
     return {name: {model: row.get(name) for model, row in rows.items()} for name in names}
 
 
-def markdown(found: Mapping[str, Any]) -> str:
+def markdown(results: Mapping[str, Any]) -> str:
     """Return the table of a file."""
-    models = list(found)
-    most = max(row["images"] for item in ranked(found).values() for row in item.values() if row)
+    models = list(results)
+    most = max(row["images"] for item in ranked(results).values() for row in item.values() if row)
     values = ("insertion − deletion", "token deletion AOPC", "token insertion AOPC", "s per image")
     head = ["method", "cost", *(f"{model}: {what}" for model in models for what in values)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for name, element in ranked(found).items():
+    for name, element in ranked(results).items():
         subset = next(row for row in element.values() if row)
         counts = list(dict.fromkeys(row["images"] for row in element.values() if row))
         fewer = "" if counts == [most] else f", {' and '.join(map(str, counts))} images"
         cells = [f"`{name}`{fewer}", subset["cost"]]
         for model in models:
-            cells += written(element[model])
+            cells += cells_of(element[model])
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def written(row: Mapping[str, Any] | None) -> list[str]:
+def cells_of(row: Mapping[str, Any] | None) -> list[str]:
     """Return the cells of one method on one model."""
     if row is None:
         return ["refused", "", "", ""]
@@ -289,7 +292,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="states at once; 16 on a CPU, 1024 on a GPU")
     parser.add_argument("--limit-seconds", type=float, help="start no group that would not end in time")
     parser.add_argument("--small", action="store_true", help="small counts, to see that every row works")
-    parser.add_argument("--out", type=Path, help="write what was found as JSON, and go on from there")
+    parser.add_argument("--out", type=Path, help="write the results as JSON, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="print the table of --out, and run nothing")
     options = parser.parse_args()
     unknown = [*{*options.groups} - {*GROUPS}, *{*options.models} - {*MODELS}]

@@ -1,7 +1,7 @@
-"""What looking inside costs on every family: time over the same model's own forward + input gradient.
+"""What explaining costs on every family: time over the same model's own forward + input gradient.
 
 Run ``python benchmarks/families.py``. Models have random weights; all times come from one run, works interleaved round
-by round; the figures are ratios of medians. The yardstick is the untouched model, with its own attention.
+by round; the figures are ratios of medians. The reference is the unmodified model, with its own attention.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hugging_face() -> dict[str, Callable[[], torch.nn.Module]]:
     }
 
 
-def bare(model: vt.VisionModel, images: torch.Tensor) -> None:
+def forward_and_gradient(model: vt.VisionModel, images: torch.Tensor) -> None:
     """Forward and input gradient of the predicted logit, by the model itself."""
     images = images.detach().requires_grad_()
     logits = model.reference_forward(images)
@@ -66,12 +66,12 @@ def main() -> None:
     } | hugging_face()
     methods = ["ixg", "gradcam", "decompx"]
     print(f"batch {options.batch}, float32 on {options.device}, {torch.get_num_threads()} threads; at most {LIMIT}")
-    print(f"{'model':46s} {'bare':>9s} " + " ".join(f"{name:>8s}" for name in methods))
+    print(f"{'model':46s} {'reference':>9s} " + " ".join(f"{name:>8s}" for name in methods))
     for name, make in makers.items():
         model = vt.wrap(make())
         model.module.eval().requires_grad_(False).to(options.device)
         images = torch.randn(options.batch, 3, *model.preprocess.size, device=options.device)
-        works = {"bare": partial(bare, model, images)}
+        works = {"reference": partial(forward_and_gradient, model, images)}
         works |= {method: partial(explain, model, images, [method]) for method in methods}
         seconds: dict[str, list[float]] = {work: [] for work in works}
         for work in works.values():
@@ -80,8 +80,8 @@ def main() -> None:
             for element, work in works.items():
                 seconds[element].append(timed(work, options.device, time.perf_counter))
         medians = {item: statistics.median(times) for item, times in seconds.items()}
-        ratios = " ".join(f"{medians[method] / medians['bare']:8.2f}" for method in methods)
-        print(f"{name:46s} {medians['bare'] * 1000:6.0f} ms {ratios}")
+        ratios = " ".join(f"{medians[method] / medians['reference']:8.2f}" for method in methods)
+        print(f"{name:46s} {medians['reference'] * 1000:6.0f} ms {ratios}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What can be held against known answers: two seeds against each other, maps against boxes, parts of a creature.
+"""Comparisons with known answers: two seeds, maps and boxes, parts of a creature.
 
-Used by ``systems.py``. Methods come as functions ``(view, inputs, classes, seed=0) -> maps [n, h, w]`` by name.
+Used by ``systems.py``. Methods come as functions ``(model, inputs, classes, seed=0) -> maps [n, h, w]`` by name.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Photos:
 
 
 def read_photos(model: vt.VisionModel, folder: Path, count: int, batch: int) -> Photos:
-    """Return ``count`` photographs in an order of chance, the same in every run."""
+    """Return ``count`` photographs in a random order, the same in every run."""
     rows = json.loads((folder / f"{FOLDER}.json").read_text())
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = [rows[place] for place in order[:count]]
+    rows = [rows[index] for index in order[:count]]
 
     def one(row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         photo = open_image(folder / FOLDER / row["file"])
@@ -109,7 +109,7 @@ def seeds(
 
 
 def top_fifth(maps: Tensor, covered: Tensor) -> Tensor:
-    """Return how much of the top fifth of the patches of each map is covered, ``[n]``; chance breaks ties."""
+    """Return how much of the top fifth of the patches of each map is covered, ``[n]``; ties are broken at random."""
     flat, truth = maps.flatten(1), covered.flatten(1).to(maps)
     order = torch.randperm(flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat.device)
     best = flat[:, order].sort(dim=1, descending=True, stable=True).indices[:, : round(flat.shape[1] / 5)]
@@ -126,9 +126,9 @@ def inside(maps: Tensor, covered: Tensor) -> dict[str, float]:
     return {"ratio": top / every, "low": low, "high": upper, "inside": top, "area": every}
 
 
-def print_inside(name: str, found: Mapping[str, Any]) -> None:
-    limit = f", at least {found['limit']:g}: {found['verdict']}" if "limit" in found else ""
-    print(f"  {name:44s} {found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]{limit}")
+def print_inside(name: str, figures: Mapping[str, Any]) -> None:
+    limit = f", at least {figures['limit']:g}: {figures['verdict']}" if "limit" in figures else ""
+    print(f"  {name:44s} {figures['ratio']:.2f} [{figures['low']:.2f}, {figures['high']:.2f}]{limit}")
 
 
 def boxes(
@@ -152,7 +152,7 @@ def boxes(
 
 
 def world(count: int, explain: Mapping[str, Explain], model: vt.VisionModel) -> dict[str, Any]:
-    """The same for the creature, and for the part that tells its class from its siblings; for a model of the world."""
+    """The same for the creature, and for the distinctive part of its class; for a model of the world."""
     from vitreous.world import PARTS, World, distinctive_part
 
     device = model.device

@@ -1,11 +1,11 @@
-"""Which method by default? Candidates for each step of the ladder, on two real models and on the world.
+"""Which method by default? Candidates for each effort level, on two real models and on the world.
 
 Run ``python benchmarks/ladder.py --data FOLDER --device cuda --images 1000 --out ladder.json``. The folder has
 ``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny and of DINOv2-S with a linear head. The photographs are
-in an order of chance; the first half is to choose on, the second to report. For every method and metric (CoIBA's and
+in a random order; the first half is to choose on, the second to report. For every method and metric (CoIBA's and
 SkipPLUS' protocols, explained and scored is the predicted class): the mean on both halves, and on the second half the
-paired difference to some others with its 95 % interval. ``--methods`` takes spellings and steps of the ladder,
-separated by ``;``, with ``{careful}`` for that step inside. On a GPU, states are scored in float16 (audited), and so
+paired difference to some others with its 95 % interval. ``--methods`` takes specs and effort levels,
+separated by ``;``, with ``{careful}`` for that level inside. On a GPU, states are scored in float16 (audited), and so
 are samples and CoIBA's replicas.
 """
 
@@ -52,20 +52,18 @@ METHODS = (
     "generic",
 )
 COIBA = METHODS[3]
-AGAINST = ("quick", "careful", COIBA, "tis(masks=1024{half})", "skipplus(decompx)", "logprob(plus(decompx))")
+REFERENCES = ("quick", "careful", COIBA, "tis(masks=1024{half})", "skipplus(decompx)", "logprob(plus(decompx))")
 PHOTOGRAPHS = 200
 FROM_PHOTOGRAPHS = f"coiba, statistics of {PHOTOGRAPHS} photographs"
 
 
 def read(text: str, model: vt.VisionModel) -> vt.Method:
-    """Return the method meant, or the step of the ladder; fill in that step where it stands in braces, and float16."""
+    """Return the method, or that of an effort level; fill in that of a level in braces, and float16."""
     half = model.device.type == "cuda"
-    recommended_method = vt.recommended_method(text, model) if text in EFFORT_LEVELS else text
+    spec = vt.recommended_method(text, model) if text in EFFORT_LEVELS else text
     for step in EFFORT_LEVELS:
-        recommended_method = recommended_method.replace(
-            f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in recommended_method else ""
-        )
-    return vt.get_method(recommended_method.replace("{half}", ", half=true" if half else ""))
+        spec = spec.replace(f"{{{step}}}", vt.recommended_method(step, model) if f"{{{step}}}" in spec else "")
+    return vt.get_method(spec.replace("{half}", ", half=true" if half else ""))
 
 
 def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - began
     half = len(photos) // 2
-    rows = halves(table, METRICS, half, [item for item in AGAINST if item in methods])
+    rows = halves(table, METRICS, half, [item for item in REFERENCES if item in methods])
     same = None if like is None else agreement_of(model, photos[half:], methods[COIBA], like)
     return {
         "methods": {name: str(method) for name, method in methods.items()},
@@ -104,18 +102,18 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def on_world(model: vt.VisionModel, methods: Iterable[str], count: int) -> dict[str, Any]:
-    """Return how much of the top fifth of each method lies on the creature and on what tells its class."""
-    how_by_name = {method: read(method, model) for method in methods}
+    """Return how much of the top fifth of each method lies on the creature and on its distinctive part."""
+    by_name = {method: read(method, model) for method in methods}
 
-    def explaining(how: vt.Method) -> Any:
+    def explaining(method: vt.Method) -> Any:
         def explain(model: vt.VisionModel, inputs: Any, classes: Any) -> Any:
             parts = zip(inputs.split(64), classes.split(64), strict=True)
-            maps = torch.cat([how.attribute(model, one, target=goal.tolist(), grid="token") for one, goal in parts])
+            maps = torch.cat([method.attribute(model, one, target=goal.tolist(), grid="token") for one, goal in parts])
             return adaptive_avg_pool2d(maps, model.grid())  # some of a convolutional network are finer
 
         return explain
 
-    return world(count, {name: explaining(method) for name, method in how_by_name.items()}, model)
+    return world(count, {name: explaining(method) for name, method in by_name.items()}, model)
 
 
 def halves(table: vt.ScoreTable, metrics: Mapping[str, str], half: int, others: Sequence[str]) -> dict[str, Any]:
@@ -151,17 +149,17 @@ def agreement_of(model: vt.VisionModel, photos: Photos, one: vt.Method, other: v
     correlations = []
     for start in range(0, len(photos), 64):
         part = photos[start : start + 64]
-        asked = {"target": part.predicted.tolist(), "grid": "token"}
-        pair = zip(*(method.attribute(model, part.inputs, **asked) for method in (one, other)), strict=True)
+        options = {"target": part.predicted.tolist(), "grid": "token"}
+        pair = zip(*(method.attribute(model, part.inputs, **options) for method in (one, other)), strict=True)
         correlations += [rank_agreement(first[None].cpu(), second[None].cpu()) for first, second in pair]
     return float(np.mean(correlations))
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, table: dict[str, Any]) -> None:
     """Print one line for each method."""
-    print(f"\n{name}: {found['seconds']:.0f} s, of which explaining {found['explaining']:.0f} s; {found['spearman']}")
+    print(f"\n{name}: {table['seconds']:.0f} s, of which explaining {table['explaining']:.0f} s; {table['spearman']}")
     print("  ".join(f"{short:>15}" for short in METRICS))
-    for method, cells in found["rows"].items():
+    for method, cells in table["rows"].items():
         line = "  ".join(f"{cell['choose']:7.4f}/{cell['report']:7.4f}" for cell in cells.values())
         print(f"{line}  {method}")
 

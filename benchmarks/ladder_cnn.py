@@ -1,10 +1,10 @@
-"""Which method by default on a convolutional network? Candidates for each step, on three networks of the world.
+"""Which method by default on a convolutional network? Candidates for each effort level, on three networks of the world.
 
 Run ``python benchmarks/ladder_cnn.py --folder nets --scenes 400 --out ladder_cnn.json``, with a folder as
 ``convnets.py`` fills it. For every method: insertion, deletion and their difference (CoIBA's protocol, explained and
 scored is the predicted class) on both halves of the scenes, the first to choose on, the second to report; and, on as
-many other scenes, how much of the part that tells the class lies in the top fifth of the cells, over what chance would
-give. ``--methods`` as for ``ladder.py``: "quick;careful;best" for the three steps.
+many other scenes, how much of the distinctive part lies in the top fifth of the cells, over what a random map
+would give. ``--methods`` as for ``ladder.py``: "quick;careful;best" for the three steps.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def show(name: str, found: dict[str, Any]) -> None:
+def show(name: str, table: dict[str, Any]) -> None:
     """Print one line for each method."""
-    print(f"\n{name}: {found['seconds']:.0f} s")
+    print(f"\n{name}: {table['seconds']:.0f} s")
     print("  ".join(f"{short:>15}" for short in METRICS), " telling part")
-    for method, cells in found["rows"].items():
+    for method, cells in table["rows"].items():
         line = "  ".join(f"{cells[short]['choose']:7.4f}/{cells[short]['report']:7.4f}" for short in METRICS)
         part = cells["telling part"]
         print(f"{line}  {part['ratio']:.2f} [{part['low']:.2f}, {part['high']:.2f}]  {method}", flush=True)

@@ -1,14 +1,14 @@
-"""What methods cost: time over bare passes of the same model, and peak memory on a GPU.
+"""What methods cost: time over the reference passes of the same model, and peak memory on a GPU.
 
 Run ``python benchmarks/methods.py --quick`` on a CPU, ``python benchmarks/methods.py --device cuda`` on a GPU. Weights
 and images are random. Every figure is a ratio of medians, all works of a part interleaved round by round; a forward is
-the naked model without gradients, its attention fused. Two figures have yardsticks of their own: CoIBA is held against
-one forward of every image and nine forwards and backwards of ten replicas from the first bottleneck on, TIS against
+the unmodified model without gradients, its attention fused. Two figures have references of their own: CoIBA is compared
+with one forward of every image and nine forwards and backwards of ten replicas from the first bottleneck on, TIS with
 forwards of as many different samples as it runs, at their length, embedded once; both in the same inner batches, with
-nothing damped, clustered or picked. ``--parts every`` (not among the parts that run if none is named) holds every
-method against such a yardstick of its own, ``bare.py``: one F, or F and B to where its definition ends, or as many as
-it runs, with *a forward whose attention is written out* wherever the definition reads attention weights; the line says
-so. Long ones take small counts, which ratios do not depend on.
+nothing damped, clustered or selected. ``--parts every`` (not among the parts that run if none is named) compares every
+method with its reference passes (``reference_passes.py``): one F, or F and B to where its definition ends, or as many
+as it runs, with *a forward whose attention is written out* wherever the definition reads attention weights; the line
+says so. Long ones take small counts, which ratios do not depend on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from typing import Any
 
 import timm
 import torch
-from bare import BARE, ELSEWHERE, Job, Naked, Yardstick, from_first, missing, samples
+from reference_passes import (
+    REFERENCE_PASSES,
+    TIMED_ALONE,
+    PassConfig,
+    ReferenceModel,
+    ReferencePasses,
+    from_first,
+    missing,
+    samples,
+)
 from torch import Tensor
 
 import vitreous as vt
@@ -106,15 +115,15 @@ def forward(model: vt.VisionModel, images: Tensor) -> None:
 def explain(
     model: vt.VisionModel,
     images: Tensor,
-    how: str | vt.Method,
+    method: str | vt.Method,
     batch: int,
     on_progress: Callable[[int], None] | None = None,
 ) -> None:
     context = Context(model, images, Target.of(model, len(images)), batch=batch, on_progress=on_progress)
-    compute_attributions(context, [vt.get_method(how)])
+    compute_attributions(context, [vt.get_method(method)])
 
 
-# -- one pass or a few: skipplus, vtranm, var, plus ---------------------------------------------------------
+# -- one pass or a few: skipplus, vtranm, var, plus ------------------------------------------------------------
 
 
 def lowest(name: str) -> vt.Method:
@@ -122,7 +131,7 @@ def lowest(name: str) -> vt.Method:
     base = vt.get_method(name)
     if getattr(base, "layer", 0) == 0:
         return base
-    return replace(base, layer=0, **({"site": "input"} if hasattr(base, "site") else {}))
+    return replace(base, layer=0, **({"point": "resid_pre"} if hasattr(base, "point") else {}))
 
 
 def few_passes(model: vt.VisionModel, images: Tensor, parts: set[str], rounds: int, device: str) -> Iterator[Line]:
@@ -153,109 +162,118 @@ def few_passes(model: vt.VisionModel, images: Tensor, parts: set[str], rounds: i
             yield Line(f"plus({name}) over {usual}", plus / result[usual], "x")
 
 
-# -- CoIBA and TIS --------------------------------------------------------------------------------------------
+# -- CoIBA and TIS ---------------------------------------------------------------------------------------------
 
 
 def coiba(model: vt.VisionModel, images: Tensor, rounds: int, device: str) -> Iterator[Line]:
     method: Any = vt.get_method("coiba")
     fits = Context(model, images, Target.of(model, len(images))).batch
-    part = max(method.samples, min(fits, len(images) * method.samples) // method.samples * method.samples)
+    batch = max(method.samples, min(fits, len(images) * method.samples) // method.samples * method.samples)
     works: dict[str, Work] = {
         "forward": partial(forward, model, images),
-        "bare": partial(from_first, Job(Naked(model), images, method, part, 0)),
-        "coiba": partial(explain, model, images, method, part),
+        "reference": partial(from_first, PassConfig(ReferenceModel(model), images, method, batch, 0)),
+        "coiba": partial(explain, model, images, method, batch),
     }
     result = race(works, rounds, device)
-    note = f"{len(images)} image{'s' * (len(images) > 1)}, {part} replicas at once"
+    note = f"{len(images)} image{'s' * (len(images) > 1)}, {batch} replicas at once"
     yield Line(f"coiba, {note}", result["coiba"] / result["forward"], "forwards", 150.0)
     limit = 1.3 if device != "cpu" else None  # promised for a GPU and 32 images
-    yield Line("coiba over its bare passes", result["coiba"] / result["bare"], "x", limit)
+    yield Line("coiba over its reference passes", result["coiba"] / result["reference"], "x", limit)
 
 
 def tis(model: vt.VisionModel, images: Tensor, masks: int, rounds: int, device: str) -> Iterator[Line]:
-    part = Context(model, images, Target.of(model, len(images))).batch
-    naked = Naked(model)
+    batch = Context(model, images, Target.of(model, len(images))).batch
+    reference = ReferenceModel(model)
     ways = {"float32": False} if device == "cpu" else {"float32": False, "half": True}
     works: dict[str, Work] = {"forward": partial(forward, model, images)}
     counts = {}
     for name, half in ways.items():
         method = vt.get_method(f"tis(masks={masks}, half={str(half).lower()})")
         run: list[int] = []
-        explain(model, images, method, part, run.append)
+        explain(model, images, method, batch, run.append)
         counts[name] = sum(run) - len(images)  # one forward of every image is no sample
-        works[f"bare {name}"] = partial(samples, Job(naked, images, method, part, sum(run)), half)
-        works[name] = partial(explain, model, images, method, part)
+        works[f"reference {name}"] = partial(samples, PassConfig(reference, images, method, batch, sum(run)), half)
+        works[name] = partial(explain, model, images, method, batch)
     result = race(works, rounds, device)
     for name in ways:
-        note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {part} at once"
-        yield Line(f"tis over its bare forwards ({note})", result[name] / result[f"bare {name}"], "x", 1.3)
+        note = f"{name}, {len(images)} x {counts[name] / len(images):.0f} samples, {batch} at once"
+        yield Line(f"tis over its reference forwards ({note})", result[name] / result[f"reference {name}"], "x", 1.3)
         yield Line(f"tis, {name}", result[name] / result["forward"], "forwards")
 
 
-# -- every method ---------------------------------------------------------------------------------------------
+# -- every method ----------------------------------------------------------------------------------------------
 
 
 def every(model: vt.VisionModel, images: Tensor, rounds: int, device: str, only: str = "") -> Iterator[Line]:
-    """Every method over its bare passes, or some of them; a line as soon as it is known."""
+    """Every method over its reference passes, or some of them; a line as soon as it is measured."""
     if missing():
-        raise SystemExit(f"there is no yardstick for {', '.join(missing())}")
-    naked = Naked(model)
-    wanted = only.split(",") if only else [*BARE, *ELSEWHERE]
-    few = {name: stick for name, stick in BARE.items() if not stick.long and name in wanted}
+        raise SystemExit(f"there are no reference passes for {', '.join(missing())}")
+    reference = ReferenceModel(model)
+    wanted = only.split(",") if only else [*REFERENCE_PASSES, *TIMED_ALONE]
+    few = {name: passes for name, passes in REFERENCE_PASSES.items() if not passes.is_long and name in wanted}
     works: dict[str, Work] = {}
-    for name, stick in few.items():
-        works[stick.what] = partial(stick.work, Job(naked, images, vt.get_method(name), len(images), len(images)))
+    for name, passes in few.items():
+        works[passes.description] = partial(
+            passes.work, PassConfig(reference, images, vt.get_method(name), len(images), len(images))
+        )
         works[name] = partial(explain, model, images, name, len(images))
     result = race(works, rounds, device)
-    for name, stick in few.items():
-        yield Line(f"{name} over {stick.what}", result[name] / result[stick.what], "x", promised(stick, device))
+    for name, passes in few.items():
+        yield Line(
+            f"{name} over {passes.description}",
+            result[name] / result[passes.description],
+            "x",
+            promised(passes, device),
+        )
     batch = Context(model, images, Target.of(model, len(images))).batch
-    for name, stick in BARE.items():
-        if stick.long and name in wanted:
-            yield long(model, naked, images, stick.spec or name, stick, min(batch, 4096), rounds, device)
-    for name, spec in ELSEWHERE.items():
+    for name, passes in REFERENCE_PASSES.items():
+        if passes.is_long and name in wanted:
+            yield long(model, reference, images, passes.spec or name, passes, min(batch, 4096), rounds, device)
+    for name, spec in TIMED_ALONE.items():
         if name not in wanted:
             continue
-        yield elsewhere(model, images[:2], name, spec, device)
+        yield timed_alone(model, images[:2], name, spec, device)
 
 
-def promised(stick: Yardstick, device: str) -> float | None:
-    return stick.limit if device != "cpu" else None  # promised for a GPU and 32 images
+def promised(passes: ReferencePasses, device: str) -> float | None:
+    return passes.limit if device != "cpu" else None  # promised for a GPU and 32 images
 
 
 def long(
     model: vt.VisionModel,
-    naked: Naked,
+    reference: ReferenceModel,
     images: Tensor,
     name: str,
-    stick: Yardstick,
+    passes: ReferencePasses,
     batch: int,
     rounds: int,
     device: str,
 ) -> Line:
-    """One method and its bare passes by turns, as often as there is time for."""
+    """One method and its reference passes by turns, as often as there is time for."""
     method: Any = vt.get_method(name)
     if method.info.family == "bottleneck":
         batch = max(method.samples, batch // method.samples * method.samples)
-    explain(model, images[:1], method, batch)  # what is learnt of a model once is not what a picture costs
-    own, reference = list[float](), list[float]()
-    while len(own) < rounds and sum(own) < ENOUGH:
+    explain(model, images[:1], method, batch)  # what is computed once for a model is not the cost of an image
+    seconds, reference_seconds = list[float](), list[float]()
+    while len(seconds) < rounds and sum(seconds) < ENOUGH:
         run: list[int] = []
-        own.append(timed(partial(explain, model, images, method, batch, run.append), device))
-        reference.append(timed(partial(stick.work, Job(naked, images, method, batch, sum(run))), device))
-    ratio = statistics.median(own) / statistics.median(reference)
-    text = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(own):.2f} s"
-    return Line(f"{name} over {stick.what} ({text})", ratio, "x", promised(stick, device))
+        seconds.append(timed(partial(explain, model, images, method, batch, run.append), device))
+        reference_seconds.append(
+            timed(partial(passes.work, PassConfig(reference, images, method, batch, sum(run))), device)
+        )
+    ratio = statistics.median(seconds) / statistics.median(reference_seconds)
+    text = f"{sum(run) / len(images):.0f} an image, {batch} at once, {statistics.median(seconds):.2f} s"
+    return Line(f"{name} over {passes.description} ({text})", ratio, "x", promised(passes, device))
 
 
-def elsewhere(vision_model: vt.VisionModel, images: Tensor, name: str, spec: str, device: str) -> Line:
+def timed_alone(vision_model: vt.VisionModel, images: Tensor, name: str, spec: str, device: str) -> Line:
     """Seconds per image; max-flows on a small grid, since they take minutes on a large one, and only with scipy."""
     note = ""
     if name == "attention_flow":
         model = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=80).eval().to(device)
         vision_model, note = vt.wrap(model), ", 5 x 5 patches"
         images = noise(vision_model, 1)
-    if name == "xrai":  # noise has a region at every pixel, pictures have not
+    if name == "xrai":  # noise has a region at every pixel, images have not
         size = images.shape[2:]
         images = torch.nn.functional.interpolate(images[:, :, ::16, ::16], size, mode="bicubic", align_corners=False)
     try:
@@ -265,17 +283,17 @@ def elsewhere(vision_model: vt.VisionModel, images: Tensor, name: str, spec: str
     return Line(f"{spec}{note}", seconds / len(images), "s per image")
 
 
-# -- memory ---------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------------------
 
 
 def memory(batch: int = 8) -> Iterator[Line]:
-    views: dict[str, vt.VisionModel] = {}
+    models: dict[str, vt.VisionModel] = {}
     for model, name, limit in MEMORY:
-        if model not in views:
-            views.clear()  # one model at a time, and only its own weights count
+        if model not in models:
+            models.clear()  # one model at a time, and only its own weights count
             torch.cuda.empty_cache()
-            views[model] = built(model, "cuda")
-        vision_model = views[model]
+            models[model] = built(model, "cuda")
+        vision_model = models[model]
         images = noise(vision_model, batch)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -300,7 +318,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         yield from tis(model, noise(model, options.tis), options.masks, slow, device)
 
 
-def understood() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", help="vit_small_patch16_224 on a CPU, vit_base_patch16_224 on a GPU")
@@ -309,9 +327,9 @@ def understood() -> argparse.Namespace:
     parser.add_argument("--tis", type=int, help="images of TIS; 1 on a CPU, 4 on a GPU")
     parser.add_argument("--masks", type=int, help="samples of TIS; 1024")
     parser.add_argument("--rounds", type=int, help="5; CoIBA and TIS take half as many")
-    words = (*PARTS, EVERY)
+    choices = (*PARTS, EVERY)
     parser.add_argument(
-        "--parts", "--only", nargs="+", choices=words, default=list(PARTS), metavar="PART", help=", ".join(words)
+        "--parts", "--only", nargs="+", choices=choices, default=list(PARTS), metavar="PART", help=", ".join(choices)
     )
     parser.add_argument("--quick", action="store_true", help="batches of 2, 1 image and 128 samples, 3 rounds")
     parser.add_argument("--methods", default="", help="of the part every: some of them, separated by commas")
@@ -327,7 +345,7 @@ def understood() -> argparse.Namespace:
 
 
 def main() -> None:
-    options = understood()
+    options = parse_options()
     warnings.simplefilter("ignore", vt.VitreousWarning)  # random weights explain nothing, and alti says so
     where = torch.cuda.get_device_name() if options.device != "cpu" else f"{torch.get_num_threads()} threads"
     print(f"{options.model}, batch {options.batch}, float32 on {options.device} ({where}), torch {torch.__version__}")

@@ -1,10 +1,10 @@
-"""What judging costs: the time of ``evaluate`` over that of the bare forwards it cannot do without.
+"""What evaluation costs: the time of ``evaluate`` over that of the forwards that it needs.
 
 Run ``python benchmarks/metrics.py`` (a small run on a CPU) or ``python benchmarks/metrics.py --device cuda --model
-vit_base_patch16_224 --images 256``. Maps and images, rendered scenes, are on the device beforehand. Bare is the naked
-model on as many inputs as there are states, at the same batch size and precision; token states at their own lengths.
-Total and bare are timed in turn, and the overhead is the ratio of medians minus one. Asking for AOPC, LOdds and SRG on
-top must cost next to nothing.
+vit_base_patch16_224 --images 256``. Maps and images, rendered scenes, are on the device beforehand. The reference is
+the unmodified model on as many inputs as there are states, at the same batch size and precision; token states at their
+own lengths. Total and reference are timed in turn, and the overhead is the ratio of medians minus one. Asking for AOPC,
+LOdds and SRG on top must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-class Bare:
-    """The naked model, its inputs already there."""
+class ReferenceForwards:
+    """The unmodified model, its inputs already on the device."""
 
     def __init__(self, model: torch.nn.Module, images: Tensor, batch: int, precision: str) -> None:
         self.model, self.batch, self.device = model, batch, images.device.type
@@ -65,11 +65,11 @@ class Bare:
                 for start in range(0, count, self.batch):
                     self.forward(selected, min(self.batch, count - start))
 
-    def forward(self, kept: int, batch: int) -> None:
-        if not kept:
+    def forward(self, num_tokens: int, batch: int) -> None:
+        if not num_tokens:
             self.model(self.images[:batch])
             return
-        tokens = self.tokens[:batch, : self.model.num_prefix_tokens + kept].contiguous()
+        tokens = self.tokens[:batch, : self.model.num_prefix_tokens + num_tokens].contiguous()
         self.model.forward_head(self.model.norm(self.model.blocks(tokens)))
 
 
@@ -94,36 +94,36 @@ def main() -> None:
     grid = vision_model.grid(images)
     maps = {f"maps {i}": torch.randn(options.images, *grid, device=options.device) for i in range(options.methods)}
     labels = [0] * options.images
-    asked = {"labels": labels, "controls": False, "batch_size": options.batch, "precision": options.precision}
+    evaluation = {"labels": labels, "controls": False, "batch_size": options.batch, "precision": options.precision}
     threads = torch.get_num_threads()
     print(
         f"{options.model}, {options.images} images, {options.methods} methods, {options.precision} on {options.device}"
     )
     print(f"torch {torch.__version__}, {threads} threads")
-    print(f"{'group':24s} {'states':>8s} {'bare s':>9s} {'total s':>9s} {'overhead':>9s}")
+    print(f"{'group':24s} {'states':>8s} {'model s':>9s} {'total s':>9s} {'overhead':>9s}")
     names = list(GROUPS)
     chosen = names if options.groups is None else [names[i] for i in options.groups]
     figures: dict[str, Any] = {}
     for name in chosen:
         metrics = GROUPS[name]
 
-        def judge(metrics: list[str] = metrics) -> vt.ScoreTable:
-            return vt.evaluate(vision_model, images, maps, metrics, **asked)
+        def evaluate(metrics: list[str] = metrics) -> vt.ScoreTable:
+            return vt.evaluate(vision_model, images, maps, metrics, **evaluation)
 
-        table = judge()  # warm up, and learn what was run
+        table = evaluate()  # warm up, and learn what was run
         states = {int(selected): count for selected, count in table.plan["states_by_kept_tokens"].items()}
-        bare_time = Bare(model, images, table.plan["forward_batch"], options.precision)
-        bare_time.run({selected: min(count, table.plan["forward_batch"]) for selected, count in states.items()})
-        times: dict[str, list[float]] = {"bare": [], "total": []}
+        reference = ReferenceForwards(model, images, table.plan["forward_batch"], options.precision)
+        reference.run({selected: min(count, table.plan["forward_batch"]) for selected, count in states.items()})
+        times: dict[str, list[float]] = {"reference": [], "total": []}
         for _ in range(options.rounds):
-            times["bare"].append(
-                timed(lambda reference=bare_time, states=states: reference.run(states), options.device)[0]
+            times["reference"].append(
+                timed(lambda states=states, reference=reference: reference.run(states), options.device)[0]
             )
-            times["total"].append(timed(judge, options.device)[0])
+            times["total"].append(timed(evaluate, options.device)[0])
         medians = {key: statistics.median(values) for key, values in times.items()}
-        overhead = medians["total"] / medians["bare"] - 1
+        overhead = medians["total"] / medians["reference"] - 1
         count = sum(states.values())
-        print(f"{name:24s} {count:8d} {medians['bare']:9.3f} {medians['total']:9.3f} {overhead:+9.1%}", flush=True)
+        print(f"{name:24s} {count:8d} {medians['reference']:9.3f} {medians['total']:9.3f} {overhead:+9.1%}", flush=True)
         figures[name] = {
             "states": count,
             **medians,

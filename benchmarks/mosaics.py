@@ -4,7 +4,7 @@ Run ``python benchmarks/mosaics.py --mosaics 200 --out mosaics.json``; ``--folde
 ``convnets.py`` has trained. A mosaic is 2 x 2 scenes of distinct classes, each rendered at half the size. As in VAR's
 Table 1, each cell's class is explained and compared with those of the other three; RA is the share of the positive
 relevance that lies in the cell, IoU the overlap of the cell with what is above zero. The bootstrap draws whole mosaics.
-Every network is judged twice, as it is and with its logits centred, which no probability sees. ``--markdown FILE``
+Every network is evaluated twice, as it is and with its logits centred, which no probability sees. ``--markdown FILE``
 prints the table of a file that is there.
 """
 
@@ -40,7 +40,7 @@ PUBLISHED = {
 """The gains in percent that VAR's Table 1 prints for ResNet-50 on Quad-ImageNet."""
 
 
-def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
+def evaluate_model(model: vt.VisionModel, count: int) -> dict[str, Any]:
     """Return the scores of every base that is for this model, with and without VAR, and the paired gains."""
     values = make_mosaics(count, size=model.preprocess.size[0])
     images = values.images.repeat_interleave(4, dim=0) * 2 - 1
@@ -78,10 +78,10 @@ def judge(model: vt.VisionModel, count: int) -> dict[str, Any]:
     return {"mosaics": count, "accuracy": named_first(model, values), "scores": result}
 
 
-def named_first(model: vt.VisionModel, made: Any) -> float:
+def named_first(model: vt.VisionModel, mosaics: Any) -> float:
     """Return how many of the four classes of a mosaic are among its four most probable ones, as a share."""
-    top = model.logits(model.cast(made.images * 2 - 1)).topk(4, dim=1).indices.cpu()
-    return float((top[:, :, None] == made.labels.cpu()[:, None]).any(dim=1).float().mean())
+    top = model.logits(model.cast(mosaics.images * 2 - 1)).topk(4, dim=1).indices.cpu()
+    return float((top[:, :, None] == mosaics.labels.cpu()[:, None]).any(dim=1).float().mean())
 
 
 def rows(tables: dict[str, Any]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def main() -> None:
     for name in options.networks:
         model = load(name, options.folder, options.device)
         for label, seen in ((name, model), (f"{name}, centred", centred(model))):
-            tables[label] = judge(seen, options.mosaics)
+            tables[label] = evaluate_model(seen, options.mosaics)
             print(label, f"{tables[label]['accuracy']:.3f} of the classes are among the four most probable ones")
             if options.out is not None:
                 options.out.write_text(json.dumps(tables, indent=1) + "\n")

@@ -1,11 +1,11 @@
-"""What looking inside costs: each method's time over the same model's bare forward + input gradient.
+"""What explaining costs: each method's time over the unmodified model's forward + input gradient.
 
 Run ``python benchmarks/overhead.py``. All times come from one run on one machine, methods interleaved round by round;
-the figures that matter are the ratios of medians. The yardstick is the model with explicit attention (as every tool
+the figures that matter are the ratios of medians. The reference is the model with explicit attention (as every tool
 that needs attention runs it), forward and gradient of one logit with respect to the input, weights frozen. A
 convolutional network (``--model resnet50``) has its own list: what a gradient gives, and guided backpropagation.
 
-``--identity`` times what it costs to know a model instead, over the bare forward of one image: every call of
+``--identity`` times what the identity of a model costs instead, over the forward of one image: every call of
 ``explain`` notes what the model is, and what is stored reads every byte of its weights.
 """
 
@@ -32,7 +32,7 @@ LIMITS = {"generic": 1.3, "ixg": 1.3, "gradcam": 1.3, "decompx": 1.3, "compare o
 CNN = ("saliency", "input_x_gradient", "gradcam", "gradcam_pp", "hirescam", "layercam", "guided_backprop")
 
 
-def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool = True) -> None:
+def forward_and_gradient(model: torch.nn.Module, images: torch.Tensor, fused: bool = True) -> None:
     """Forward and input gradient of the predicted logit, as anyone would write it."""
     blocks = getattr(model, "blocks", ()) if not fused else ()
     for block in blocks:
@@ -45,35 +45,39 @@ def bare(model: torch.nn.Module, images: torch.Tensor, fused: bool = True) -> No
 
 
 def explain(model: vt.VisionModel, images: torch.Tensor, methods: list[str]) -> None:
-    """Several methods over one session, as ``compare`` runs them."""
+    """Several methods over one context, as ``compare`` runs them."""
     context = Context(model, images, Target.of(model, len(images)), batch=len(images))
     compute_attributions(context, [get_method(method) for method in methods])
 
 
 def _works(model: vt.VisionModel, images: torch.Tensor) -> dict[str, Callable[[], None]]:
-    """What to time, by name; the yardstick first."""
+    """What to time, by name; the reference first."""
     if not model.has_residual_stream:
         names = [name for name in CNN if model.is_relu_only or get_method(name).models != "ReLU"]
         single = {name: partial(explain, model, images, [name]) for name in names}
         shared = partial(explain, model, images, names)
-        return {"bare": partial(bare, model.module, images), **single, f"compare of {len(names)}": shared}
+        return {
+            "reference": partial(forward_and_gradient, model.module, images),
+            **single,
+            f"compare of {len(names)}": shared,
+        }
     return {
-        "bare, explicit attention": partial(bare, model.module, images, False),
-        "bare, fused attention": partial(bare, model.module, images),
+        "reference, explicit attention": partial(forward_and_gradient, model.module, images, False),
+        "reference, fused attention": partial(forward_and_gradient, model.module, images),
         **{name: partial(explain, model, images, [name]) for name in SINGLE},
         "compare of ten": partial(explain, model, images, SHARED.replace("), ", ")|").replace(", ", "|").split("|")),
     }
 
 
 def _identities(model: vt.VisionModel, image: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What it costs to know a model; the yardstick first."""
+    """What the identity of a model costs; the reference first."""
 
     def forward() -> None:
         with torch.no_grad():
             model.module(image)
 
     return {
-        "bare forward of one image": forward,
+        "forward of one image": forward,
         "noted, as for each explain": model.snapshot,
         "every byte, as for each batch stored": lambda: model.identity,
     }
@@ -95,7 +99,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--busy", action="store_true", help="count the processor's time, where others use it too")
-    parser.add_argument("--identity", action="store_true", help="time what it costs to know the model")
+    parser.add_argument("--identity", action="store_true", help="time what the identity of the model costs")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
 

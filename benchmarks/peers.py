@@ -1,7 +1,7 @@
 """Beside other libraries: pixel flipping as Quantus runs it, and Captum's objects as methods of ``evaluate``.
 
 Run ``pip install -e ".[peers]"`` and then ``python benchmarks/peers.py`` (a few minutes on a CPU), ``python
-benchmarks/peers.py --model demo --steps 16`` (seconds), or with trained weights ``--model timm/deit_tiny_patch16_224
+benchmarks/peers.py --model world --steps 16`` (seconds), or with trained weights ``--model timm/deit_tiny_patch16_224
 --checkpoint weights.safetensors --pictures photos``. Both libraries get the same model, inputs, classes and pixel maps,
 and are timed in turn in one run; the figure that matters is the ratio of medians.
 
@@ -30,7 +30,6 @@ from captum.attr import InputXGradient, Saliency
 from torch import Tensor, nn
 
 import vitreous as vt
-from vitreous import demo
 from vitreous.datasets.images import load_images
 from vitreous.metrics import EvaluationConfig, Evaluator, ImageShape, Maps
 
@@ -52,7 +51,7 @@ class Sides:
     """One model, some inputs and the classes scored; each side takes pixel maps ``[B, H, W]`` and returns curves."""
 
     def __init__(self, model: vt.VisionModel, inputs: Tensor, steps: int, batch: int) -> None:
-        self.view, self.inputs, self.steps, self.batch = model, inputs, steps, batch
+        self.model, self.inputs, self.steps, self.batch = model, inputs, steps, batch
         self.size = inputs.shape[2] * inputs.shape[3]
         if self.size % steps:
             raise SystemExit(f"{steps} steps do not divide {self.size} pixels, and Quantus refuses a shorter last step")
@@ -63,19 +62,19 @@ class Sides:
 
     def vitreous(self, maps: Tensor, baseline: str = "zero_norm") -> tuple[np.ndarray, np.ndarray]:
         """Return ``P`` with nothing to everything removed, ``[B, steps + 1]``, and the areas ``[B]``."""
-        judge = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
-        image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.view.grid(self.inputs))
-        pool = Evaluator(self.view, [judge], image_shape, ["pred"], EvaluationConfig(forward_batch=self.batch))
-        looked = pool.runner.forward(self.inputs)
+        metric = vt.get_metric(f"deletion(steps={self.steps}, baseline={baseline})")
+        image_shape = ImageShape(tuple(self.inputs.shape[2:]), self.model.grid(self.inputs))
+        evaluator = Evaluator(self.model, [metric], image_shape, ["pred"], EvaluationConfig(forward_batch=self.batch))
+        logits = evaluator.runner.forward(self.inputs)
         rows = {"given": np.arange(len(maps))}
-        pool.add(self.inputs, looked, {"pred": looked.argmax(dim=1)}, {"maps": Maps(maps, rows)})
-        answers = pool.finish()["maps"]
-        parts, curves = judge.read(answers)
+        evaluator.add(self.inputs, logits, {"pred": logits.argmax(dim=1)}, {"maps": Maps(maps, rows)})
+        evaluation = evaluator.finish()["maps"]
+        parts, curves = metric.read(evaluation)
         return curves["deletion"].y, parts[:, 0]
 
     def quantus(self, maps: Tensor, baseline: float | str = 0.0, tall: bool = True) -> np.ndarray:
         """Return ``P`` after every step, ``[B, steps]``; three times as many where pictures keep their channels."""
-        model, arrays, values = self.view.module, self.arrays, maps.cpu().numpy()[:, None]
+        model, arrays, values = self.model.module, self.arrays, maps.cpu().numpy()[:, None]
         width = self.size // self.steps
         if tall:
             model, values, width = self.tall, np.tile(values, (1, 1, 3, 1)), 3 * width
@@ -84,12 +83,12 @@ class Sides:
         message = {"channel_first": True, "device": str(self.inputs.device), "batch_size": self.batch}
         return np.array(flip(model, arrays, self.labels, values, **message))
 
-    def bare(self, batch: int) -> None:
-        """Run the naked model on as many inputs as both sides have states."""
+    def forwards(self, batch: int) -> None:
+        """Run the unmodified model on as many inputs as both sides have states."""
         inputs = self.inputs[torch.arange(batch) % len(self.inputs)]
         with torch.no_grad():
             for start in range(0, states := len(self.inputs) * self.steps, batch):
-                self.view.module(inputs[: min(batch, states - start)])
+                self.model.module(inputs[: min(batch, states - start)])
 
 
 def timed(works: dict[str, Callable[[], Any]], rounds: int, device: str) -> tuple[dict[str, list[float]], Any]:
@@ -122,8 +121,8 @@ def decisive(model: nn.Module, inputs: Tensor) -> None:
 def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
     """Return the model and its inputs: pictures of a folder, or noise."""
     torch.manual_seed(0)
-    if options.model == "demo":
-        model = demo.model()
+    if options.model == "world":
+        model = vt.load("world")
     else:
         weights = {"checkpoint": options.checkpoint} if options.checkpoint else {"pretrained": False}
         model = vt.load(options.model, **weights)
@@ -133,19 +132,19 @@ def setting(options: argparse.Namespace) -> tuple[vt.VisionModel, Tensor]:
         inputs = torch.stack(tensors).to(options.device)
     else:
         inputs = torch.randn(options.images, 3, *model.preprocess.size).to(options.device)
-    if not options.checkpoint:
+    if not (options.checkpoint or options.model == "world"):
         decisive(model.module, inputs)
     return model, inputs
 
 
 def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
     """Time the two sides on the same states, and compare their curves and areas."""
-    explained = vt.explain(sides.view, sides.inputs, "generic", grid="pixel")
+    explained = vt.explain(sides.model, sides.inputs, "generic", grid="pixel")
     smooth = torch.stack([item.map for item in explained]).to(sides.inputs.device)
     maps = without_ties(smooth)
     works: dict[str, Callable[[], Any]] = {
-        "bare, full batches": lambda: sides.bare(options.batch),
-        "bare, one step at a time": lambda: sides.bare(min(options.batch, len(sides.inputs))),
+        "forwards alone, full batches": lambda: sides.forwards(options.batch),
+        "forwards alone, one step at a time": lambda: sides.forwards(min(options.batch, len(sides.inputs))),
         "Vitreous": lambda: sides.vitreous(maps),
         "Quantus, the same states": lambda: sides.quantus(maps),
         "Quantus, as it comes": lambda: sides.quantus(maps, tall=False),
@@ -153,7 +152,7 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
     seconds, result = timed(works, options.rounds, options.device)
     (curve, area), same, thrice = (result[name] for name in list(works)[2:])
     states = dict.fromkeys(works, same.size) | {"Quantus, as it comes": thrice.size}
-    states["Vitreous"] += 1  # the clean pictures in place of the bare substrates, and one of these for all
+    states["Vitreous"] += 1  # the clean images in place of the bare baselines, and one of these for all
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{'':28s} {'states':>7s} {'seconds':>8s} {'times Vitreous':>15s}")
     for name, median in medians.items():
@@ -191,21 +190,21 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def objects(sides: Sides) -> dict[str, float]:
-    """Judge Captum's attribution objects beside our methods of the same formula; return how far their scores differ."""
+    """Evaluate Captum's attribution objects beside our methods of the same formula; return how far scores differ."""
     result = {}
-    judge = f"insdel(steps={sides.steps})"
+    metric = f"insdel(steps={sides.steps})"
     for name, kind in OBJECTS.items():
-        methods = {"ours": name, "captum": kind(sides.view.module)}
-        table = vt.evaluate(sides.view, sides.inputs, methods, judge, controls=False, batch_size=sides.batch)
-        result[name] = float(np.abs(table["ours", judge] - table["captum", judge]).max())
-        mean = table.mean("ours", judge)
+        methods = {"ours": name, "captum": kind(sides.model.module)}
+        table = vt.evaluate(sides.model, sides.inputs, methods, metric, controls=False, batch_size=sides.batch)
+        result[name] = float(np.abs(table["ours", metric] - table["captum", metric]).max())
+        mean = table.mean("ours", metric)
         print(f"captum.attr.{kind.__name__} as a method: insdel {mean:+.4f}, differs from {name} by {result[name]:.1e}")
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="timm/vit_tiny_patch16_224", help="as vt.load takes it, or demo")
+    parser.add_argument("--model", default="timm/vit_tiny_patch16_224", help="as vt.load takes it; world is trained")
     parser.add_argument("--checkpoint", help="weights; without them the model is untrained")
     parser.add_argument("--pictures", help="a folder; without it the inputs are noise")
     parser.add_argument("--images", type=int, default=4)
@@ -218,7 +217,7 @@ def main() -> None:
 
     model, inputs = setting(options)
     versions = {item.__name__: item.__version__ for item in (vt, quantus, captum, torch, np)}
-    weights = "trained" if options.checkpoint else "untrained"
+    weights = "trained" if options.checkpoint or options.model == "world" else "untrained"
     print(
         f"{options.model}, {weights}, {len(inputs)} images, {options.steps} steps, float32 on {options.device}, "
         f"{torch.get_num_threads()} threads"

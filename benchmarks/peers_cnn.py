@@ -75,7 +75,7 @@ Row = tuple[str, str, str, int, Tensor, Tensor]
 """Model, the peer's name, ours, the class, the peer's map, our map."""
 
 
-def plain(model: nn.Module) -> nn.Module:
+def without_inplace(model: nn.Module) -> nn.Module:
     """Return a copy without changes in place, which hooks of other libraries do not bear."""
     copied = copy.deepcopy(model)
     for module in copied.modules():
@@ -91,7 +91,7 @@ class Copy(nn.Module):
         return x.clone()
 
 
-def parted(model: nn.Module) -> nn.Module:
+def with_copies(model: nn.Module) -> nn.Module:
     """Put a copy before every max pooling."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.MaxPool2d):
@@ -102,14 +102,14 @@ def parted(model: nn.Module) -> nn.Module:
 
 def of_captum(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Integrated gradients, guided backpropagation, guided Grad-CAM and DeepLift."""
-    other = plain(model)
+    other = without_inplace(model)
     layer = other.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
     values: dict[str, tuple[Any, str]] = {
         "IntegratedGradients": (captum.attr.IntegratedGradients(other), "integrated_gradients"),
         "GuidedBackprop": (captum.attr.GuidedBackprop(other), "guided_backprop"),
         "GuidedGradCam": (captum.attr.GuidedGradCam(other, layer), "guided_gradcam@captum"),
         "DeepLift": (captum.attr.DeepLift(other), "deeplift@captum"),
-        "DeepLift, a copy between": (captum.attr.DeepLift(parted(plain(model))), "deeplift@captum"),
+        "DeepLift, a copy between": (captum.attr.DeepLift(with_copies(without_inplace(model))), "deeplift@captum"),
     }
     for name, (peer, spec) in values.items():
         # one image at a time: at a max pooling its DeepLift hands the first image's gradient to all
@@ -121,12 +121,12 @@ def of_grad_cam(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
     """Every class activation map, before ReLU and scaling."""
     for name, spec in CAMS.items():
         yield family, f"grad-cam {name}", spec, CLASS, cam_of(name, model, x), ours(spec, model, x)
-    with mock.patch.object(pytorch_grad_cam.ablation_cam, "np", Wide()):
+    with mock.patch.object(pytorch_grad_cam.ablation_cam, "np", Float64NumPy()):
         result = cam_of("AblationCAM", model, x)
     yield family, "grad-cam AblationCAM in float64", "ablationcam", CLASS, result, ours("ablationcam", model, x)
 
 
-class Wide:
+class Float64NumPy:
     """NumPy whose float32 is float64."""
 
     float32 = np.float64
@@ -137,7 +137,7 @@ class Wide:
 
 def cam_of(name: str, model: nn.Module, x: Tensor) -> Tensor:
     """Return one of pytorch-grad-cam's maps at the last feature map, before ReLU and scaling."""
-    other, targets = plain(model), [ClassifierOutputTarget(CLASS) for _ in x]
+    other, targets = without_inplace(model), [ClassifierOutputTarget(CLASS) for _ in x]
     layer = other.get_submodule(vt.wrap(model).chain[-1][-1])  # type: ignore[attr-defined]
     with getattr(pytorch_grad_cam, name)(other, [layer]) as cam:
         outputs = cam.activations_and_grads(x)
@@ -154,7 +154,7 @@ def of_zennit(family: str, model: nn.Module, x: Tensor) -> Iterator[Row]:
         one = torch.eye(5, dtype=x.dtype)[target]
         for name, preset in COMPOSITES.items():
             composite = getattr(zennit.composites, name)(canonizers=[canonizer()])
-            with Gradient(plain(model), composite) as attribute:
+            with Gradient(without_inplace(model), composite) as attribute:
                 _, result = attribute(x.clone(), lambda logits, one=one: logits * one)
             spec, maps = f"lrp@{preset}", result.sum(dim=1).detach()
             yield family, f"zennit {name}", spec, target, maps, ours(spec, model, x, target)
@@ -182,16 +182,16 @@ def no_eps(model: nn.Module) -> nn.Module:
     return changed
 
 
-def aligned(peer: str, theirs: Tensor, found: Tensor) -> Tensor:
+def aligned(peer: str, reference: Tensor, values: Tensor) -> Tensor:
     """Turn a principal component, whose sign is a convention, the way ours points."""
     if "Eigen" not in peer:
-        return theirs
-    sign = (theirs * found).sum(dim=(1, 2), keepdim=True).sign()
-    return theirs * sign
+        return reference
+    sign = (reference * values).sum(dim=(1, 2), keepdim=True).sign()
+    return reference * sign
 
 
 def numbers(maps: Tensor) -> list[list[float]]:
-    """Return some numbers of each map, and the sum of all: what the tests remember of a peer."""
+    """Return some numbers of each map, and the sum of all: what the tests hold of a peer."""
     subset = torch.linspace(0, maps[0].numel() - 1, 7).long()
     return [[*item.flatten()[subset].tolist(), item.sum().item()] for item in maps.double()]
 

@@ -2,9 +2,9 @@
 
 Run ``python benchmarks/tables.py --data FOLDER --device cuda --out runs``, with a folder as ``ladder.py`` has it and,
 beside the photographs, ``pets-200`` with its JSON. Every run is a shipped protocol with another model, fewer images
-and, where the paper's grid is too fine, a coarser one; each is a folder that ``vitreous bench`` understands. Several
+and, where the paper's grid is too fine, a coarser one; each is a folder of ``vitreous bench``. Several
 processes share a GPU. ``--only`` names some, ``--limit-seconds`` begins none later, ``--small`` tries all with two
-pictures. ``--pack FOLDER`` leaves there one small file per run (scores without maps); ``--markdown FOLDER`` makes the
+images. ``--pack FOLDER`` leaves there one small file per run (scores without maps); ``--markdown FOLDER`` makes the
 tables of such files, and needs nothing else.
 """
 
@@ -49,7 +49,7 @@ class Table:
 
 
 def tis(baseline: str) -> tuple[str, ...]:
-    """Return TIS' own columns of one substrate: 224 steps."""
+    """Return TIS' own columns of one baseline: 224 steps."""
     return f"insertion@tis(baseline={baseline})", f"deletion@tis(baseline={baseline})"
 
 
@@ -69,9 +69,9 @@ def protocol_of(table: Table, model: str) -> Protocol:
         table.instead
     )
     metrics = table.metrics or values.evaluation.metrics
-    judge = dataclasses.replace(values.evaluation, metrics=metrics, precision="float16")
+    evaluation = dataclasses.replace(values.evaluation, metrics=metrics, precision="float16")
     also = tuple(_pets(item) for item in values.also if item.label == "ImageNet-S")
-    return dataclasses.replace(values, methods=methods, evaluation=judge, also=also)
+    return dataclasses.replace(values, methods=methods, evaluation=evaluation, also=also)
 
 
 def _pets(data: DataSpec) -> DataSpec:
@@ -93,7 +93,7 @@ def main() -> None:
     arguments.add_argument("--small", action="store_true")
     options = arguments.parse_args()
     if options.markdown is not None:
-        print(written(options.markdown))
+        print(markdown_tables(options.markdown))
         return
     if options.data is None:
         arguments.error("--data is needed")
@@ -102,67 +102,69 @@ def main() -> None:
         if time.perf_counter() - began > options.limit_seconds:
             print(f"{name}: not begun, there is no time left")
             continue
-        one(name, options)
+        run_table(name, options)
 
 
-def one(name: str, given: argparse.Namespace) -> None:
-    """Run one table to its end, and say how long it took."""
-    called, model = name.split("/")
-    table, began = TABLES[called], time.perf_counter()
+def run_table(name: str, arguments: argparse.Namespace) -> None:
+    """Run one table to its end, and print how long it took."""
+    table_name, model = name.split("/")
+    table, began = TABLES[table_name], time.perf_counter()
     protocol, label = protocol_of(table, model), MODELS[model][0]
-    data = {set_.label: str(given.data / (PETS if set_.label == "pets" else FOLDER)) for set_ in _sets(protocol)}
+    data = {set_.label: str(arguments.data / (PETS if set_.label == "pets" else FOLDER)) for set_ in _sets(protocol)}
     options = Options(
         data=data,
-        device=given.device,
-        memory_gb=given.memory,
-        images=2 if given.small else None,
-        checkpoint={label: str(given.data / MODELS[model][2])},
+        device=arguments.device,
+        memory_gb=arguments.memory,
+        images=2 if arguments.small else None,
+        checkpoint={label: str(arguments.data / MODELS[model][2])},
     )
     wanted = dataclasses.replace(protocol.data, images=table.images)
-    bench = BenchmarkRun(dataclasses.replace(protocol, data=wanted), given.out / called / model, options)
+    bench = BenchmarkRun(dataclasses.replace(protocol, data=wanted), arguments.out / table_name / model, options)
     bench.prepare()
     ready = time.perf_counter()
-    run(bench, workers=given.workers)
+    run(bench, workers=arguments.workers)
     done, total = bench.counts()
     print(
         f"{name}: {done} of {total} units, {time.perf_counter() - ready:.0f} s after {ready - began:.0f} s", flush=True
     )
-    if given.pack is not None:
-        given.pack.mkdir(parents=True, exist_ok=True)
-        pack(bench.store.path, given.pack / f"{called}-{model}.zip", maps=False, overwrite=True)
+    if arguments.pack is not None:
+        arguments.pack.mkdir(parents=True, exist_ok=True)
+        pack(bench.store.path, arguments.pack / f"{table_name}-{model}.zip", maps=False, overwrite=True)
 
 
 def _sets(protocol: Protocol) -> tuple[DataSpec, ...]:
     return (protocol.data, *protocol.also)
 
 
-# -- what was found -------------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path) -> str:
+def markdown_tables(folder: Path) -> str:
     """Return all tables of a folder of packed runs, and how their orders agree with the papers'."""
     parts = []
     for table in TABLES:
-        result = {model: opened(folder / f"{table}-{model}.zip") for model in MODELS}
+        result = {model: read_run(folder / f"{table}-{model}.zip") for model in MODELS}
         parts.append(f"### {table}\n\n{scores(result)}\n{agreements(result)}")
     return "\n".join(parts)
 
 
-def opened(file: Path) -> tuple[list[ModelResult], Reproduction | None]:
-    """Return what a packed run has found."""
-    with tempfile.TemporaryDirectory() as place:
-        store = unpack(file, Path(place) / "run")
+def read_run(file: Path) -> tuple[list[ModelResult], Reproduction | None]:
+    """Return the results of a packed run."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = unpack(file, Path(folder) / "run")
         wanted = (store.manifest() or {})["wanted"]
         protocol = protocol_from_json(wanted["protocol"])
-        findings = [ModelResult.of(item, protocol, None) for item in collect(store)]
-    return findings, Reproduction.of(findings, wanted) if protocol.cells else None
+        results = [ModelResult.of(item, protocol, None) for item in collect(store)]
+    return results, Reproduction.of(results, wanted) if protocol.cells else None
 
 
-def scores(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
+def scores(results: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
     """Return one row for each method, one column for each metric of each model; wide ones as a table per model."""
-    columns = [(model, own, name) for model, (every, _) in found.items() for own in every for name in own.table.metrics]
-    if len(columns) > 6 and len(found) > 1:
-        return "\n".join(scores({model: own}) for model, own in found.items())
+    columns = [
+        (model, own, name) for model, (every, _) in results.items() for own in every for name in own.table.metrics
+    ]
+    if len(columns) > 6 and len(results) > 1:
+        return "\n".join(scores({model: own}) for model, own in results.items())
     head = ["method", *(f"{NAMES[model]}: {name}" for model, _, name in columns)]
     rows = []
     for method in dict.fromkeys(m for _, own, _ in columns for m in own.table.methods):
@@ -175,16 +177,16 @@ def scores(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> s
     return markdown([head, *rows])
 
 
-def agreements(found: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
+def agreements(results: dict[str, tuple[list[ModelResult], Reproduction | None]]) -> str:
     """Return the rank correlation of our order with every column that the paper printed."""
     values: dict[tuple[str, str], dict[str, str]] = {}
-    for model, (_, reproduction) in found.items():
+    for model, (_, reproduction) in results.items():
         for item in () if reproduction is None else reproduction.agreements:
             values.setdefault((item.model, item.metric), {})[model] = f"{item.value:.2f} ({item.methods})"
     if not values:
         return ""
-    rows = [[*key, *(own.get(model, "") for model in found)] for key, own in values.items()]
-    return markdown([["the paper's model", "metric", *(NAMES[model] for model in found)], *rows])
+    rows = [[*key, *(own.get(model, "") for model in results)] for key, own in values.items()]
+    return markdown([["the paper's model", "metric", *(NAMES[model] for model in results)], *rows])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How often is each verdict given to a good map, and how often to one that says nothing? The test of ``check``, tried.
+"""How often is each verdict given to a good map, and how often to an empty one? An evaluation of ``check``.
 
 Run ``PYTHONPATH=src python benchmarks/verdicts.py --data FOLDER --device cuda --images 200 --json verdicts.json``. The
 folder has ``imagenet-val-1k/`` with its JSON, and the weights of DeiT-Tiny, of DINOv2-S with a linear head and of
-EfficientNet-Lite0; without ``--data`` only the bundled models and their scenes are tried. The test itself is the
+EfficientNet-Lite0; without ``--data`` only the bundled models and their scenes are used. The test itself is the
 library's (``vitreous.evaluation.evidence``): the strongest fifth of the patches of a map is blurred away and left
 alone, and
-the probability of the predicted class is held against the same patches in other places. Maps:
+the probability of the predicted class is compared with that for the same patches in other places. Maps:
 
 - ``quick``, and ``careful`` with ``--careful``: what ``explain`` makes
-- ``truth``: for scenes, the part that tells the class from its siblings, the rest of the creature far behind
-- ``random``: a number of chance for every patch; ``smooth``: coarse noise, enlarged; ``centre``: nearness to the centre
-- ``runner-up`` and ``other class``: ``quick`` for the next probable class, and for another one of chance
+- ``truth``: for scenes, the distinctive part of the class, the rest of the creature far behind
+- ``random``: a random number for every patch; ``smooth``: coarse noise, enlarged; ``centre``: nearness to the centre
+- ``runner-up`` and ``other class``: ``quick`` for the next probable class, and for a random other one
 
-Two kinds of controls: ``moved``, the map's own patches elsewhere, and ``scattered``, as many patches of chance.
+Two kinds of controls: ``moved``, the map's own patches elsewhere, and ``scattered``, as many random patches.
 Thresholds are chosen on the images with even numbers and reported on those with odd ones. The file has the
 probabilities and counts of every image.
 """
@@ -50,7 +50,7 @@ FAIR = ("quick", "careful", "truth")
 EMPTY = ("random", "smooth", "runner-up", "other class")
 
 
-# -- maps -----------------------------------------------------------------------------------------------------
+# -- maps ------------------------------------------------------------------------------------------------------
 
 
 def explained(model: vt.VisionModel, inputs: Tensor, step: str, classes: Sequence[int]) -> Tensor:
@@ -71,10 +71,10 @@ def centre(count: int, grid: tuple[int, int]) -> Tensor:
 
 
 def maps_of(
-    model: vt.VisionModel, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, chances: Tensor
+    model: vt.VisionModel, inputs: Tensor, steps: Sequence[str], truth: Tensor | None, class_probabilities: Tensor
 ) -> dict[str, Tensor]:
     """Return every kind of map ``[n, h, w]`` for the predicted classes."""
-    draw, order = torch.Generator().manual_seed(0), chances.argsort(dim=1, descending=True)
+    draw, order = torch.Generator().manual_seed(0), class_probabilities.argsort(dim=1, descending=True)
     count, grid = len(inputs), tuple(model.grid(inputs))
     best = order[:, 0].tolist()
     chosen = order.gather(1, torch.randint(2, order.shape[1], (count, 1), generator=draw))[:, 0].tolist()
@@ -86,50 +86,50 @@ def maps_of(
     return values | {"other class": explained(model, inputs, "quick", chosen)}
 
 
-# -- the test -------------------------------------------------------------------------------------------------
+# -- the test --------------------------------------------------------------------------------------------------
 
 
-def answers(
-    model: vt.VisionModel, inputs: Tensor, blur: Tensor, gone: Sequence[Tensor], classes: Tensor, batch: int
+def outcomes(
+    model: vt.VisionModel, inputs: Tensor, blur: Tensor, removed: Sequence[Tensor], classes: Tensor, batch: int
 ) -> Tensor:
-    """Return for every image and selection of gone patches, one after the other, the probability of a class, and
-    whether it is the prediction."""
-    which = torch.tensor([image for image, masks in enumerate(gone) for _ in range(len(masks))])
-    masks, message = torch.cat(list(gone)), []
+    """Return for each image and selection of removed patches the probability of a class, and if it is predicted."""
+    which = torch.tensor([image for image, masks in enumerate(removed) for _ in range(len(masks))])
+    masks, rows_of_batches = torch.cat(list(removed)), []
     for start in range(0, len(which), batch):
         subset = which[start : start + batch]
         pixels = on_pixels(masks[start : start + batch].to(inputs.device), inputs.shape[-2:])[:, None]
         rows = subset.to(inputs.device)
         result = probabilities(model.logits(torch.where(pixels, blur[rows], inputs[rows]))).cpu()
-        chance = result.gather(1, classes[subset][:, None])[:, 0]
-        message.append(torch.stack([chance, (result.argmax(dim=1) == classes[subset]).float()], dim=1))
-    return torch.cat(message)
+        probability = result.gather(1, classes[subset][:, None])[:, 0]
+        rows_of_batches.append(torch.stack([probability, (result.argmax(dim=1) == classes[subset]).float()], dim=1))
+    return torch.cat(rows_of_batches)
 
 
-def tried(
-    model: vt.VisionModel, inputs: Tensor, made: Mapping[str, Tensor], chances: Tensor, batch: int
+def evaluate_maps(
+    model: vt.VisionModel, inputs: Tensor, maps_by_name: Mapping[str, Tensor], class_probabilities: Tensor, batch: int
 ) -> list[dict[str, Any]]:
     """Return a row for every image, map and kind of controls."""
     with ThreadPoolExecutor() as pool:
         blurs = list(pool.map(lambda item: blurred(model.preprocess.to_image(item)), inputs.cpu()))
-    blur, classes = model.cast(torch.stack([*map(model.preprocess.tensor, blurs)])), chances.argmax(dim=1)
+    blur = model.cast(torch.stack([*map(model.preprocess.to_tensor, blurs)]))
+    classes = class_probabilities.argmax(dim=1)
     draws = PRNGKey.of_images(0, "check", inputs.cpu())
-    own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in made.items()}
+    own = {name: torch.stack([strongest(map_) for map_ in maps]) for name, maps in maps_by_name.items()}
     first = next(iter(own.values()))
     orders = torch.stack([draws.at(place + 1).permutation(first[0].numel()) for place in range(MAX_CONTROLS)], dim=1)
     scattered = torch.zeros_like(orders, dtype=torch.bool).scatter_(2, orders[..., : int(first[0].sum())], True)
-    gone: list[Tensor] = []
+    removed: list[Tensor] = []
     for image in range(len(inputs)):
         row = torch.tensor([image])
         masks = [scattered[image].view(MAX_CONTROLS, *first[0].shape)]
         for element in own.values():
             masks += [element[image][None], moved(element[image], draws.select(row))]
         both = torch.cat(masks)
-        gone.append(torch.cat([both, ~both]))
-    parts = answers(model, inputs, blur, gone, classes, batch).split([len(item) for item in gone])
+        removed.append(torch.cat([both, ~both]))
+    parts = outcomes(model, inputs, blur, removed, classes, batch).split([len(item) for item in removed])
     rows = []
     for image, result in enumerate(parts):
-        now = float(chances[image, classes[image]])
+        now = float(class_probabilities[image, classes[image]])
         without, alone = result[:, 0].view(2, -1).tolist()
         same = (result[:, 1].view(2, -1)[1] > 0).tolist()
         at = MAX_CONTROLS
@@ -157,18 +157,18 @@ def read(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **row_of(row["image"], row["map"], row["controls"], result)}
 
 
-def row_of(image: int, name: str, controls: str, found: Evidence) -> dict[str, Any]:
-    places = len(found.others_without)
+def row_of(image: int, name: str, controls: str, evidence: Evidence) -> dict[str, Any]:
+    places = len(evidence.others_without)
     return {
-        "image": image, "map": name, "controls": controls, "verdict": found.verdict, "now": found.now,
-        "without": found.without, "alone": found.alone, "lower": found.lower, "higher": found.higher,
-        "places": places, "moves": found.moves, "keeps_prediction": found.keeps_prediction,
-        "others_without": [round(others_without, 5) for others_without in found.others_without],
-        "others_alone": [round(others_alone, 5) for others_alone in found.others_alone],
+        "image": image, "map": name, "controls": controls, "verdict": evidence.verdict, "now": evidence.now,
+        "without": evidence.without, "alone": evidence.alone, "lower": evidence.lower, "higher": evidence.higher,
+        "places": places, "moves": evidence.moves, "keeps_prediction": evidence.keeps_prediction,
+        "others_without": [round(others_without, 5) for others_without in evidence.others_without],
+        "others_alone": [round(others_alone, 5) for others_alone in evidence.others_alone],
     }  # fmt: skip
 
 
-# -- what it says ---------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------------------
 
 
 def shares(rows: Sequence[Mapping[str, Any]], verdict: Any = None) -> dict[str, dict[str, float]]:
@@ -229,21 +229,21 @@ def print_model(rows: Sequence[Mapping[str, Any]]) -> None:
     print("\n".join(thresholds(rows)), flush=True)
 
 
-# -- what it is tried on --------------------------------------------------------------------------------------
+# -- models and images -----------------------------------------------------------------------------------------
 
 
 def scenes(model: vt.VisionModel, count: int) -> tuple[Tensor, Tensor]:
-    """Return scenes in eight bits, and the annotation of what tells their class."""
+    """Return scenes in eight bits, and the annotation of their distinctive part."""
     inputs, truth = [], []
     for sample, seen in World(n=count, size=model.preprocess.size[0]).batches(64):
         part = torch.tensor([PARTS.index(distinctive_part(label)) for label in sample.label[:, 0].tolist()])
-        telling = patches(seen.parts[torch.arange(len(part)), part], model.grid())
-        truth.append(telling + 0.01 * patches(seen.creature, model.grid()))
+        distinctive = patches(seen.parts[torch.arange(len(part)), part], model.grid())
+        truth.append(distinctive + 0.01 * patches(seen.creature, model.grid()))
         inputs += [model.preprocess.to_tensor(model.preprocess.to_image(image * 2 - 1)) for image in seen.images]
     return model.cast(torch.stack(inputs)), torch.cat(truth)
 
 
-def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def evaluate_model(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of one model."""
     began, truth = time.perf_counter(), None
     if name in SCENES:
@@ -253,9 +253,9 @@ def judged(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         spec, method, weights = PHOTOGRAPHS[name]
         model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **method)
         inputs = read_photos(model, options.data, options.images, options.batch).inputs
-    result = torch.cat([probabilities(model.logits(word)).cpu() for word in inputs.split(options.batch)])
-    steps = ("quick", "careful") if options.careful else ("quick",)
-    rows = tried(model, inputs, maps_of(model, inputs, steps, truth, result), result, options.batch)
+    result = torch.cat([probabilities(model.logits(batch)).cpu() for batch in inputs.split(options.batch)])
+    steps = ("quick", "careful") if options.has_careful_maps else ("quick",)
+    rows = evaluate_maps(model, inputs, maps_of(model, inputs, steps, truth, result), result, options.batch)
     print(f"{name}: {len(inputs)} images, {time.perf_counter() - began:.0f} s", flush=True)
     print_model(rows)
     return [{"model": name, **row} for row in rows]
@@ -268,14 +268,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200, help="photographs, and scenes")
     parser.add_argument("--models", type=lambda text: text.split(","), help=", ".join((*PHOTOGRAPHS, *SCENES)))
     parser.add_argument("--batch", type=int, help="pictures at once; 16 on a CPU, 512 on a GPU")
-    parser.add_argument("--careful", action="store_true", help="also the maps of effort careful")
+    parser.add_argument(
+        "--careful", dest="has_careful_maps", action="store_true", help="also the maps of effort careful"
+    )
     parser.add_argument("--json", type=Path, help="write every row")
     parser.add_argument("--read", type=Path, nargs="+", help="run nothing: the tables of such files, by today's rules")
     options = parser.parse_args()
     if options.read:
-        rows = [read(row) for path in options.read for row in json.loads(path.read_text())]
-        print_model(rows)
-        print(markdown(rows))
+        read_rows = [read(row) for path in options.read for row in json.loads(path.read_text())]
+        print_model(read_rows)
+        print(markdown(read_rows))
         return
     models = options.models or [*(PHOTOGRAPHS if options.data else ()), *SCENES]
     unknown = {*models} - {*PHOTOGRAPHS, *SCENES}
@@ -285,7 +287,7 @@ def main() -> None:
     warnings.simplefilter("ignore", vt.VitreousWarning)
     rows: list[dict[str, Any]] = []
     for name in models:
-        rows += judged(name, options)
+        rows += evaluate_model(name, options)
         if options.json:
             options.json.write_text(json.dumps(rows) + "\n")
     print("all models")

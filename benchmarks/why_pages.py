@@ -1,4 +1,4 @@
-"""Does a page of ``vitreous why`` say only what it shows? Every sentence held against the numbers on the same page.
+"""Does a page of ``vitreous why`` say only what it shows? Every sentence compared with the numbers on the same page.
 
 Run ``PYTHONPATH=src python benchmarks/why_pages.py --data FOLDER --images 20 --out pages``, with a folder as
 ``verdicts.py`` has it; without ``--data`` scenes of the bundled models. A page is written for every image, model and
@@ -33,8 +33,8 @@ def worth(words: str) -> float:
     return 0.0 if words.startswith("under") else float(words.removesuffix(" %"))
 
 
-def printed(chance: float) -> float:
-    share = 100 * chance
+def printed(probability: float) -> float:
+    share = 100 * probability
     return 0.0 if share < 0.01 else float(f"{share:.{0 if share >= 10 else 1 if share >= 1 else 2}f}")
 
 
@@ -43,21 +43,21 @@ def text_of(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html, flags=re.DOTALL)))
 
 
-def contradictions(found: Any, model: vt.VisionModel | None = None) -> list[str]:
-    """Return what on the page of an answer contradicts its own numbers, pictures or colours; best nothing.
+def contradictions(report: Any, model: vt.VisionModel | None = None) -> list[str]:
+    """Return what on the page of a decision report contradicts its own numbers, pictures or colours; best nothing.
 
     With its model, the pictures of the page are shown to it once more.
     """
-    html = found.html()
-    headline = [*_headline(found, html), *_map(found, html), *_findings(found, html)]
-    if found.without is not None:
-        headline += [*_test(found, html), *_verdict(found, html)]
-        headline += [] if model is None else _asked(found, html, model)
+    html = report.html()
+    headline = [*_headline(report, html), *_map(report, html), *_findings(report, html)]
+    if report.without is not None:
+        headline += [*_test(report, html), *_verdict(report, html)]
+        headline += [] if model is None else _predictions(report, html, model)
     return headline
 
 
-def _headline(found: Any, html: str) -> Iterator[str]:
-    e, text = found.explanation, text_of(html)
+def _headline(report: Any, html: str) -> Iterator[str]:
+    e, text = report.explanation, text_of(html)
     predicted = e.target == e.prediction.target
     title = text_of(html[html.index("<h1>") : html.index("</h1>")])
     lead = text_of(html[html.index('class="lead"') : html.index('<div class="grid two">')])
@@ -67,27 +67,29 @@ def _headline(found: Any, html: str) -> Iterator[str]:
         yield "there is a decision on the page"
     if not predicted and f"says “{e.prediction.label}”" not in lead:
         yield "the headline does not say what the model predicts"
-    if predicted and f"gives this picture {_words(found.probability)} {e.label}" not in lead:
+    if predicted and f"gives this picture {_words(report.probability)} {e.label}" not in lead:
         yield "the headline does not say what the model gives"
-    if found.without is None and ("strongest" in lead or "same everywhere" not in lead):
+    if report.without is None and ("strongest" in lead or "same everywhere" not in lead):
         yield "a flat map has no strongest patches"
 
 
-def _words(chance: float) -> str:
-    number = printed(chance)
-    return "under 0.01 %" if number == 0 and chance > 0 else f"{number:g} %" if number >= 10 or number == 0 else (
+def _words(probability: float) -> str:
+    number = printed(probability)
+    return "under 0.01 %" if number == 0 and probability > 0 else f"{number:g} %" if number >= 10 or number == 0 else (
         f"{number:.1f} %" if number >= 1 else f"{number:.2f} %"
     )  # fmt: skip
 
 
-def _test(found: Any, html: str) -> Iterator[str]:
-    e, text = found.explanation, text_of(html)
-    now, without, alone = map(printed, (found.probability, found.without.explained, found.alone.explained))
+def _test(report: Any, html: str) -> Iterator[str]:
+    e, text = report.explanation, text_of(html)
+    now, without, alone = map(printed, (report.probability, report.without.explained, report.alone.explained))
     cards = re.findall(r'<p class="note">([^<]*)</p><div class="big ?(\w*)">([^<]*)</div>', html)
     visible = [worth(unescape(chance)) for _, _, chance in cards]
     if visible != [now, without, alone]:
         yield f"the numbers are {visible}, not {[now, without, alone]}"
-    for (caption, colour, _), element, answer in zip(cards[1:], visible[1:], (found.without, found.alone), strict=True):
+    for (caption, colour, _), element, answer in zip(
+        cards[1:], visible[1:], (report.without, report.alone), strict=True
+    ):
         wanted = "less" if element < 0.8 * now else "more" if element > 1.25 * now else ""
         if colour != wanted:
             yield f"{element} after {now} is coloured {colour!r}"
@@ -107,17 +109,17 @@ def _test(found: Any, html: str) -> Iterator[str]:
         2 * int(higher) < int(places) and alone > worth(upper)
     ):
         yield f"{alone} is higher than at {higher} of {places}, whose median is {upper}"
-    yield from _sentence(found, lead, (now, without, alone), (int(lower), int(higher), int(places)))
+    yield from _sentence(report, lead, (now, without, alone), (int(lower), int(higher), int(places)))
 
 
 def _sentence(
-    found: Any, lead: str, numbers: tuple[float, float, float], counts: tuple[int, int, int]
+    report: Any, lead: str, numbers: tuple[float, float, float], counts: tuple[int, int, int]
 ) -> Iterator[str]:
     """The four sentences, by what needed and enough mean on the page."""
-    e, (now, without, alone), (lower, higher, places) = found.explanation, numbers, counts
+    e, (now, without, alone), (lower, higher, places) = report.explanation, numbers, counts
     predicted, most = e.target == e.prediction.target, 0.95 * places
     needed = lower >= most and without < now / 2
-    enough = higher >= most and alone >= now / 2 and (not predicted or found.alone.target == e.target)
+    enough = higher >= most and alone >= now / 2 and (not predicted or report.alone.target == e.target)
     words = {
         (True, True): "needed and enough", (True, False): "needed, but not enough",
         (False, True): "enough, but not needed", (False, False): "neither needed nor enough",
@@ -133,15 +135,15 @@ def _sentence(
         yield f"only, or not, at {without} of {now}"
     if ("alone it has only" in reference) != (alone < now / 2 or "alone it has under" in lead) and tells:
         yield f"alone only, or not, at {alone} of {now}"
-    for answer, link in ((found.without, "and"), (found.alone, "but")):
+    for answer, link in ((report.without, "and"), (report.alone, "but")):
         if f"{link} the model says “" in lead and (answer.target == e.target or f"says “{answer.label}”" not in lead):
             yield f"the headline names another class than {answer.label}"
     if not predicted and re.search(r"(and|but) the model says “", lead):
-        yield "what the model says then is held against a class that it does not predict"
+        yield "what the model says then is compared with a class that it does not predict"
 
 
-def _verdict(found: Any, html: str) -> Iterator[str]:
-    test = found.check_result["faithfulness"]
+def _verdict(report: Any, html: str) -> Iterator[str]:
+    test = report.check_result["faithfulness"]
     n = test.numbers
     now, without = printed(n["now"]), printed(n["without"])
     if test.verdict == "-":
@@ -161,10 +163,10 @@ def _verdict(found: Any, html: str) -> Iterator[str]:
             yield f"{name} has several counts"
 
 
-def _findings(found: Any, html: str) -> Iterator[str]:
-    """Words of the other tests against the numbers in their sentences."""
+def _findings(report: Any, html: str) -> Iterator[str]:
+    """Compare words of the other tests with the numbers in their sentences."""
     worst = max(
-        (test.verdict for test in found.check_result.tests if test.verdict != "-"), key=("good", "weak", "bad").index
+        (test.verdict for test in report.check_result.tests if test.verdict != "-"), key=("good", "weak", "bad").index
     )
     calm = "Nothing speaks against this map" in text_of(html)
     if calm != (worst == "good"):
@@ -181,10 +183,10 @@ def _findings(found: Any, html: str) -> Iterator[str]:
             yield f"{word} ({verdict}): {sentence}"
 
 
-def _map(found: Any, html: str) -> Iterator[str]:
+def _map(report: Any, html: str) -> Iterator[str]:
     """The legend has the colours of the map's own scale at both ends, and in the middle."""
-    e, ramps = found.explanation, re.findall(r"linear-gradient\(90deg,([^)]*)\)", html)
-    explanations = [found.explanation, *([found.contrast] if found.contrast is not None else [])]
+    e, ramps = report.explanation, re.findall(r"linear-gradient\(90deg,([^)]*)\)", html)
+    explanations = [report.explanation, *([report.contrast] if report.contrast is not None else [])]
     for item, ramp in zip(explanations, ramps, strict=True):
         scale, stops = item.scale, ramp.split(",")
         values = np.linspace(-scale.limit if scale.signed else scale.low, scale.limit, len(stops))[None]
@@ -196,18 +198,18 @@ def _map(found: Any, html: str) -> Iterator[str]:
         yield "red and blue are named where there are none, or not where there are"
 
 
-def _asked(found: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
+def _predictions(report: Any, html: str, model: vt.VisionModel) -> Iterator[str]:
     """Show the pictures on the page to the model."""
     tolerance = 1e-4 if model.device.type == "cpu" else 0.01  # a GPU rounds convolutions to TF32
     part = html[html.index("Put to the test") :]
     uris = re.findall(r'<img src="data:image/png;base64,([^"]*)"', part)[:3]
-    values = [float(c) for c in (found.probability, found.without.explained, found.alone.explained)]
+    values = [float(c) for c in (report.probability, report.without.explained, report.alone.explained)]
     for uri, chance in zip(uris, values, strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(uri)))
         logits = model.logits(model.preprocess.to_tensor(picture)[None])[0].double().cpu()
         if len(logits) == 1:
             logits = logits.new_tensor([0.0, float(logits)])
-        now = float(logits.softmax(dim=0)[found.explanation.target])
+        now = float(logits.softmax(dim=0)[report.explanation.target])
         if abs(now - chance) > tolerance:
             yield f"the model gives a picture {now:.5f}, the page {chance:.5f}"
 
@@ -218,7 +220,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--models", type=lambda text: text.split(","))
-    parser.add_argument("--method", help="a spelling; quick without it")
+    parser.add_argument("--method", help="a spec; quick without it")
     parser.add_argument("--out", type=Path, default=Path("why-pages"))
     options = parser.parse_args()
     from known_answers import FOLDER
@@ -240,21 +242,17 @@ def main() -> None:
             model = vt.load(spec, checkpoint=checkpoint, class_names=names, device=options.device, **method)
             rows = json.loads((options.data / f"{FOLDER}.json").read_text())[:: 1000 // options.images]
             images = [options.data / FOLDER / row["file"] for row in rows[: options.images]]
-        for place, image in enumerate(images):
+        for index, image in enumerate(images):
             first = vt.why(model, image, method=options.method)
-            second = (
-                vt.why(model, image, target=first.contrast.contrast[0], method=options.method)
-                if first.contrast
-                else None
-            )
+            second = vt.why(model, image, target=first.runner_up[0], method=options.method) if first.contrast else None
             for kind, result in (("", first), ("-second", second)):
                 if result is None:
                     continue
-                result.save(options.out / f"{name}-{place:03d}{kind}.html", overwrite=True)
+                result.save(options.out / f"{name}-{index:03d}{kind}.html", overwrite=True)
                 message = contradictions(result, model)
                 count, wrong = count + 1, wrong + bool(message)
                 print(
-                    f"{name} {place}{kind}: {result.page().lead}", *message, sep="\n  ! " if message else "", flush=True
+                    f"{name} {index}{kind}: {result.page().lead}", *message, sep="\n  ! " if message else "", flush=True
                 )
     print(f"{wrong} of {count} pages contradict themselves")
 

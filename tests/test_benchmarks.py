@@ -1,4 +1,4 @@
-"""The benchmarks know every method, and their bare yardsticks run as many inputs as the methods do."""
+"""The benchmarks have every method, and their reference passes run as many inputs as the methods do."""
 
 from __future__ import annotations
 
@@ -41,61 +41,61 @@ def tiny() -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def own() -> set[str]:
+def transformer_methods() -> set[str]:
     """The methods of a transformer."""
     return {i.name for i in vt.list_methods() if not (i.is_combinator or i.family == "control" or i.models == "ReLU")}
 
 
-def test_every_method_has_a_yardstick_and_a_row() -> None:
-    import bare
+def test_every_method_has_reference_passes_and_a_row() -> None:
     import faithful
+    import reference_passes
 
-    assert not bare.missing()
-    assert {*bare.BARE, *bare.ELSEWHERE} == own()
+    assert not reference_passes.missing()
+    assert {*reference_passes.REFERENCE_PASSES, *reference_passes.TIMED_ALONE} == transformer_methods()
     rows = {vt.get_method(faithful.label(text)).info.name for texts in faithful.GROUPS.values() for text in texts}
-    assert own() - rows == {"attention_flow"}
+    assert transformer_methods() - rows == {"attention_flow"}
 
 
 @pytest.mark.parametrize("name", LONG.split())
-def test_bare_passes_are_as_many(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_passes_run_as_many_inputs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that enter any block, there and in the method."""
-    from bare import BARE, Job, Naked
     from faithful import smaller
     from methods import explain
+    from reference_passes import REFERENCE_PASSES, PassConfig, ReferenceModel
     from timm.models.vision_transformer import Block
 
     model, images = vt.wrap(tiny()), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    options = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
+    method = smaller(vt.get_method(name if name not in ("coiba", "iba", "iba_star") else f"{name}(stats=own)"))
     seen: list[int] = []
     full = Block.forward
 
-    def counting(self: Any, x: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+    def counting(self: Any, x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         seen.append(len(x))
-        return full(self, x, *rest, **more)
+        return full(self, x, *args, **options)
 
     run: list[int] = []
     monkeypatch.setattr(Block, "forward", counting)
-    explain(model, images[:1], options, 4)  # the first time, the view is held against the model
+    explain(model, images[:1], method, 4)  # the first call verifies the model
     seen.clear()
-    explain(model, images, options, 4, run.append)
-    ours, naked = sum(seen), Naked(model)
+    explain(model, images, method, 4, run.append)
+    expected, reference = sum(seen), ReferenceModel(model)
     seen.clear()
-    BARE[name].work(Job(naked, images, options, 4, sum(run)))
-    assert sum(seen) == ours
-    assert all(block.attn.fused_attn for block in naked.view.module.blocks)
+    REFERENCE_PASSES[name].work(PassConfig(reference, images, method, 4, sum(run)))
+    assert sum(seen) == expected
+    assert all(block.attn.fused_attn for block in reference.model.module.blocks)
 
 
 def test_written_out_attention_is_not_fused() -> None:
-    from bare import Naked, written
+    from reference_passes import ReferenceModel, explicit_attention
 
-    naked = Naked(vt.wrap(tiny()))
-    blocks = naked.view.module.blocks
-    with written(naked.view, [1]):
+    reference = ReferenceModel(vt.wrap(tiny()))
+    blocks = reference.model.module.blocks
+    with explicit_attention(reference.model, [1]):
         assert [block.attn.fused_attn for block in blocks] == [True, False, True]
     assert all(block.attn.fused_attn for block in blocks)
 
 
-def test_the_table_is_sorted_by_the_mean_rank_and_yardsticks_are_last() -> None:
+def test_the_table_is_sorted_by_the_mean_rank_and_controls_are_last() -> None:
     import faithful
 
     def row(mean: float, images: int = 300) -> dict[str, Any]:
