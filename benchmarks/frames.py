@@ -2,7 +2,7 @@
 
 Run ``python benchmarks/frames.py``. One module of a small model notes the call stack whenever it runs. Of every way
 that leads there the number of frames inside the package is counted, comprehensions left out, and the deepest one of
-each call is held against its limit; ``--all`` prints all of them. For *why* it is also counted how many contexts are
+each call is compared with its limit; ``--all`` prints all of them. For *why* it is also counted how many contexts are
 opened. The command exits with 1 where a limit is exceeded.
 """
 

@@ -66,7 +66,7 @@ def read(text: str, model: vt.VisionModel) -> vt.Method:
     return vt.get_method(spec.replace("{half}", ", half=true" if half else ""))
 
 
-def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def evaluate_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one model."""
     spec, result, weights = MODELS[name]
     model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **result)
@@ -179,7 +179,7 @@ def main() -> None:
     if options.world:
         tables["world"] = on_world(vt.load("world", device=options.device), options.methods, options.world)
     for name in options.models:
-        tables[name] = judge(name, options)
+        tables[name] = evaluate_model(name, options)
         show(name, tables[name])
         if options.out is not None:
             options.out.write_text(json.dumps(tables, indent=1) + "\n")

@@ -41,7 +41,7 @@ METHODS = (
 )
 
 
-def judge(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def evaluate_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of one network."""
     model = load(name, options.folder, options.device)
     images = torch.cat([seen.images * 2 - 1 for _, seen in World(n=options.scenes, start=options.start).batches(64)])
@@ -88,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     tables: dict[str, Any] = {}
     for name in options.networks:
-        tables[name] = judge(name, options)
+        tables[name] = evaluate_model(name, options)
         show(name, tables[name])
         if options.out is not None:
             options.out.write_text(json.dumps(tables, indent=1) + "\n")

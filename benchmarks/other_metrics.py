@@ -1,4 +1,4 @@
-"""Methods judged by what is not insertion and deletion: boxes, trimaps, ROAD, noise, sparseness, randomised models.
+"""Methods by other metrics than insertion and deletion: boxes, trimaps, ROAD, noise, sparseness, randomised models.
 
 Run ``python benchmarks/other_metrics.py --data FOLDER --device cuda --out other_metrics.json``. The folder has
 ``imagenet-val-1k/`` and ``pets-200/`` with their JSON files, and the weights of DeiT-Tiny and of DINOv2-S with a linear
@@ -54,7 +54,7 @@ LEFT_OUT = {"noise": ("coiba", "tis"), "randomisation": ("coiba", "tis", "salien
 """Methods of so many forwards, or maps of so many pixels, that making them again takes too long."""
 
 
-def judge(model: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.ScoreTable:
+def evaluate_part(model: vt.VisionModel, part: str, options: argparse.Namespace) -> vt.ScoreTable:
     """Return the table of one part."""
     folder = "pets-200" if part == "pets" else "imagenet-val-1k"
     rows = json.loads((options.data / f"{folder}.json").read_text())
@@ -97,7 +97,7 @@ def main() -> None:
         model = vt.load(spec, pretrained=False, checkpoint=options.data / weights, device=options.device, **value)
         for part in options.only:
             began = time.perf_counter()
-            table = judge(model, part, options)
+            table = evaluate_part(model, part, options)
             seconds = time.perf_counter() - began
             explaining = table.plan["seconds"]["explaining"]
             print(f"\n{name}, {part}: {len(table.images)} images, {seconds:.0f} s, {explaining:.0f} s of it explaining")

@@ -152,7 +152,7 @@ def flipping(sides: Sides, options: argparse.Namespace) -> dict[str, Any]:
     seconds, result = timed(works, options.rounds, options.device)
     (curve, area), same, thrice = (result[name] for name in list(works)[2:])
     states = dict.fromkeys(works, same.size) | {"Quantus, as it comes": thrice.size}
-    states["Vitreous"] += 1  # the clean images in place of the bare baselines, and one of these for all
+    states["Vitreous"] += 1  # the clean images in place of the baselines alone, and one of these for all
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     print(f"{'':28s} {'states':>7s} {'seconds':>8s} {'times Vitreous':>15s}")
     for name, median in medians.items():

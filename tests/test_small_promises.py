@@ -1,4 +1,4 @@
-"""Small things that were silently wrong once: p-values, progress, spellings, uneven grids, facts of views."""
+"""Small things that were silently wrong once: p-values, progress, specs, uneven grids, facts of models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_progress_reaches_its_end_and_not_more(spec: str) -> None:
         ("positive_perturbation", {"stop": 0.5, "normalise": False}),
     ],
 )
-def test_metric_spellings_give_the_metric_again(name: str, provided: dict[str, Any]) -> None:
+def test_metric_specs_give_the_metric_again(name: str, provided: dict[str, Any]) -> None:
     metric = type(vt.get_metric(name))(**provided)
     assert vt.get_metric(metric.spec).settings == metric.settings
 

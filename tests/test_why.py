@@ -206,7 +206,7 @@ def test_pages_of_explain_and_compare(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "compare takes one image" in str(folder.exception)
 
 
-def test_a_convolutional_network_is_told_the_same_way() -> None:
+def test_a_convolutional_network_is_reported_the_same_way() -> None:
     """Without a stream of tokens, who owns which patch comes from class activation maps."""
     model = CNNS["resnet"]()
     with torch.no_grad():

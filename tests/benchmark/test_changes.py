@@ -107,7 +107,7 @@ def test_adding_twice_adds_once(file: Path) -> None:
         "--seed",
         "+01",
     )
-    ran(file, "--metric", "+deletion( steps = 2 )", "--method", "+saliency()")  # the same in other spellings
+    ran(file, "--metric", "+deletion( steps = 2 )", "--method", "+saliency()")  # the same in other forms
     store = Store(file.parent / "run")
     assert (lists(file), len(store.plans()), store.finished()) == before
 
@@ -219,7 +219,7 @@ def test_a_row_that_means_something_else_now_is_named() -> None:
     assert "methods with another meaning: a" in outcome
 
 
-def test_another_protocol_in_the_same_folder_is_told() -> None:
+def test_another_protocol_in_the_same_folder_is_reported() -> None:
     began = tiny()
     other = dataclasses.replace(tiny(methods=("rollout",)), name="other")
     result, outcome = resume_protocol(other, wanted_by(began, began))

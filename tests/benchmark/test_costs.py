@@ -27,7 +27,7 @@ from vitreous.methods import compute_attributions
 from vitreous.metrics import EvaluationConfig
 from vitreous.tracing import Context, Target
 
-SPELLINGS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
+SPECS = ["raw_attention", "generic", "ixg", "decompx", "logprob(ixg)", "smooth(ixg, samples=3)", "random"]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def explaining(model: vt.VisionModel, methods: Any, count: int = 2, modes: Any =
 
 def test_passes_are_counted_with_those_who_read_them(model: vt.VisionModel, forwards: list[int]) -> None:
     """Two pictures: plain gradients are one pass of two methods; what needs no backward rides along with the first."""
-    assert explaining(model, SPELLINGS).costs == {
+    assert explaining(model, SPECS).costs == {
         "decompx": Cost(0, 2, 2),  # the first by name, as plans have them
         "raw_attention": Cost(0, 2, 2),
         "generic": Cost(0, 2, 2),
@@ -103,14 +103,14 @@ def test_a_callable_is_its_own(model: vt.VisionModel, forwards: list[int]) -> No
 
 def test_one_pass_at_a_time_gives_the_same_maps(model: vt.VisionModel, forwards: list[int]) -> None:
     """No pass is run for the sake of the clock, and no bit differs from passes prepared all at once."""
-    explaining(model, SPELLINGS)  # the view is verified on its first inputs
+    explaining(model, SPECS)  # the model is verified on its first inputs
     before = forwards[0]
-    actual = explaining(model, SPELLINGS)
+    actual = explaining(model, SPECS)
     taken = forwards[0] - before
     x = images(model, 2)
     target = Target(classes=actual.classes["given"].cpu())
     before = forwards[0]
-    names = sorted(SPELLINGS)
+    names = sorted(SPECS)
     context = Context(model, x, target, batch=actual.config.attribution_batch)
     alone = compute_attributions(context, [vt.get_method(name) for name in names])
     request = 2  # to know the predicted class

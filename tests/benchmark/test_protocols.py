@@ -36,7 +36,7 @@ def every() -> dict[str, Protocol]:
 
 
 def cell(protocol: Protocol, start: str, row: str, model: str = "", data: str = "") -> Published:
-    """The one cell of these names, as far as they are given; the metric by the beginning of its spelling."""
+    """The one cell of these names, as far as they are given; the metric by the beginning of its spec."""
     result = [item for item in protocol.cells if item.metric.startswith(start) and item.method == row]
     result = [item for item in result if model in ("", item.model) and data in ("", item.data)]
     assert len(result) == 1, result
@@ -51,7 +51,7 @@ def test_shipped_are_those_of_the_papers(every: dict[str, Protocol]) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_spellings_are_known_and_cells_have_rows(name: str, every: dict[str, Protocol]) -> None:
+def test_specs_are_valid_and_cells_have_rows(name: str, every: dict[str, Protocol]) -> None:
     protocol = every[name]
     for spec in protocol.methods.values():
         get_method(spec)
@@ -82,7 +82,7 @@ def test_models_exist(name: str, every: dict[str, Protocol]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CELLS if name not in ("world", "quick")])
-def test_papers_are_cited_and_doubts_are_told(name: str, every: dict[str, Protocol]) -> None:
+def test_papers_are_cited_and_doubts_are_stated(name: str, every: dict[str, Protocol]) -> None:
     protocol = every[name]
     assert protocol.paper and protocol.table and protocol.note  # noqa: PT018
     assert protocol.published  # numbers, or where the paper draws them

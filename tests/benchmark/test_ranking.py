@@ -276,7 +276,7 @@ def test_every_method_that_perturbs_is_declared() -> None:
 
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "blur"])
-def test_fills_are_the_substrates_they_are_said_to_be(fill: str) -> None:
+def test_fills_are_the_baselines_that_they_are_called(fill: str) -> None:
     model = vt.wrap(FAMILIES["vit"]())
     inputs = images(model, 2)
     declared = PERTURBS["occlusion"]

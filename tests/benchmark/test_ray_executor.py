@@ -78,7 +78,7 @@ def need_nodes(cluster: Any, count: int = 1) -> None:
         time.sleep(0.2)
 
 
-def test_a_cluster_without_room_is_said_and_given_up(cluster: Any, tmp_path: Path) -> None:
+def test_a_cluster_without_room_is_reported_and_given_up(cluster: Any, tmp_path: Path) -> None:
     created = bench(tiny(images=2), tmp_path / "run")
     assert ray.cluster_resources().get("CPU", 0) == 0
     missing = "waiting for a CPU: the cluster has 0, of which 0 are free"
@@ -135,7 +135,7 @@ def test_a_node_is_killed_while_it_works(cluster: Any, tmp_path: Path, monkeypat
     assert_same(tmp_path / "ray", tmp_path / "local")
 
 
-def test_what_an_actor_refuses_is_told(cluster: Any, tmp_path: Path) -> None:
+def test_what_an_actor_refuses_is_reported(cluster: Any, tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 2)
     created = bench(of_folder(folder), tmp_path / "run")
     (folder / "0001.png").write_bytes((folder / "0000.png").read_bytes())

@@ -208,7 +208,7 @@ def mean(method: str, metric: str, pictures: str = "abcdefgh") -> float:
     return sum(score(image, method, metric) for image in pictures) / len(pictures)
 
 
-def test_the_ledger_names_facts(tmp_path: Path) -> None:
+def test_the_reproduction_names_facts(tmp_path: Path) -> None:
     near, far = mean("generic", "insertion"), mean("ours", "insertion") + 0.5
     printed = (
         cell("generic", "insertion", near),
@@ -361,14 +361,14 @@ def test_what_differs_everywhere_is_said_once() -> None:
     assert Reproduction(protocol(), tuple(lines[:2]), (), ()).everywhere == ()
 
 
-def test_another_substrate_is_another_column(tmp_path: Path) -> None:
+def test_another_baseline_is_another_column(tmp_path: Path) -> None:
     """A paper's column stands beside ours with other counts, never beside one that measures something else."""
     grey, blur = (f"insertion@tis(baseline={word})" for word in ("mean_scalar", "blur_tv"))
     ours = "insertion@tis(steps=28, baseline=mean_scalar)"
     spec = protocol(published=tuple(cell("ours", name, 9.0) for name in (grey, blur)))
     setting = dataclasses.replace(SETTING, metrics={ours: ours})
-    judge = dataclasses.replace(spec.evaluation, metrics=(ours,))
-    options = {"protocol": dataclasses.replace(spec, evaluation=judge).to_json(), "data": None, "images": None}
+    evaluation = dataclasses.replace(spec.evaluation, metrics=(ours,))
+    options = {"protocol": dataclasses.replace(spec, evaluation=evaluation).to_json(), "data": None, "images": None}
     store = create_store(tmp_path, {**options, "checkpoint": {}, "sources": []})
     unit = score_unit("abcdefgh", setting=setting, metrics=[ours])
     add_plan(store, [unit], setting)

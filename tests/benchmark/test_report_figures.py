@@ -75,7 +75,7 @@ def test_difficulty_bins_of_enough_pictures(tmp_path: Path) -> None:
     assert report_images._bins(dataclasses.replace(result, scores=true))["confidence"] == "label"
 
 
-def test_sweeps_go_by_spellings_whatever_the_rows_are_called(tmp_path: Path) -> None:
+def test_sweeps_go_by_specs_whatever_the_rows_are_called(tmp_path: Path) -> None:
     rows = {"late": "skipplus(decompx, skip=0.75)", "early": "skipplus(decompx, skip=0.25)", "g": "generic"}
     setting = dataclasses.replace(SETTING, methods=rows, method_digests=dict.fromkeys(rows, "m"))
     spec = protocol(rows, layout=ReportLayout(figures=("sweep",)), evaluation=EvaluationSpec(tuple(METRICS)))

@@ -182,8 +182,8 @@ def test_a_seed_that_has_not_begun_hides_nothing(tmp_path: Path) -> None:
 def test_a_seed_that_is_not_asked_for_any_more_counts_nowhere(tmp_path: Path) -> None:
     store = run_of(tmp_path, SEEDS)
     add_plan(store, [score_unit(PICTURES, 11)])
-    judge = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
-    Store.create(store.path, {"protocol": protocol(evaluation=judge).to_json()})
+    evaluation = EvaluationSpec(tuple(METRICS), seeds=(9, 11))
+    Store.create(store.path, {"protocol": protocol(evaluation=evaluation).to_json()})
     result = found_in(store)
     assert result.table["ours", "deletion"] == pytest.approx(means_over_seeds("ours", "deletion", (9,)))
     assert (result.missing.wanted, result.missing.cells) == (2 * 12 * 6, 12 * 6)

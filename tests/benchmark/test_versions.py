@@ -78,7 +78,9 @@ def test_what_is_mixed_in_words() -> None:
     assert other_versions(other, here) == "", "nothing is asked of them any more"
 
 
-def test_going_on_with_another_version_is_said_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_with_another_version_is_warned_of_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, real = tmp_path / "run", versions()["vitreous"]
     monkeypatch.setattr(module, "_own_version", lambda: "0.0.1 (abcd)")
     ran(tiny(images=2), out)

@@ -89,7 +89,7 @@ def test_a_unit_that_fails_in_one_worker_does_not_stop_the_others(
     assert created.counts() == (6, 8)
 
 
-def test_what_a_worker_refuses_is_told_by_the_parent(tmp_path: Path) -> None:
+def test_what_a_worker_refuses_is_reported_by_the_parent(tmp_path: Path) -> None:
     folder = photos(tmp_path / "photos", 4)
     created = bench(of_folder(folder), tmp_path / "run")
     (folder / "0003.png").write_bytes((folder / "0002.png").read_bytes())

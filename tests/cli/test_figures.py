@@ -74,6 +74,6 @@ def test_bins_where_there_are_enough_images(tmp_path: Path) -> None:
         table().save_figures(tmp_path / "few")
 
 
-def test_spellings_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
+def test_specs_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
     benchmark: vt.ScoreTable = table(metrics=("insdel(steps=4)", "insdel( steps=4 )"), curves=False, n=3)
     assert benchmark.save_figures(tmp_path / "d") == ["insdel-steps=4-bars.svg", "insdel-steps=4-bars-2.svg"]

@@ -12,7 +12,7 @@ from commands import run
 
 
 def test_a_table_json_and_a_file(tmp_path: Path) -> None:
-    out = tmp_path / "birds.json"
+    out = tmp_path / "funnybirds.json"
     done = run("funnybirds", "world", "--method", "generic,rollout", "--scenes", "2", "--oracle", "--out", out)
     assert done.code == 0, done.err
     head, *rows = done.out.splitlines()
@@ -47,7 +47,7 @@ def test_steps_and_shortcut() -> None:
         (["--folder", "nowhere"], "no such folder of birds: nowhere"),
         (["--folder", ".", "--shortcut"], "give --folder or --shortcut, not both"),
         (["--method", "nobody"], "unknown method 'nobody'"),
-        (["--out", "birds.txt"], "birds.txt must end in .json or .csv"),
+        (["--out", "funnybirds.txt"], "funnybirds.txt must end in .json or .csv"),
         (["world", "--model", "world"], "the model is named twice"),
         (["--fixed", "2", "--scenes", "1"], "thresholds and fixed are shares of a map's total"),
         (["--dilation", "4", "--scenes", "1"], "dilation=4 is not an odd number of pixels"),

@@ -71,7 +71,7 @@ def test_the_step_of_effort_and_a_picture_in_hand() -> None:
     assert rerun(first.command, image=picture) == first.html()
 
 
-def test_a_model_in_hand_is_told_by_its_fingerprint() -> None:
+def test_a_model_in_hand_is_identified_by_its_fingerprint() -> None:
     model = FAMILIES["vit"]()
     first = vt.why(model, "a photo.png", method="ixg")
     fingerprint = vt.wrap(model).fingerprint[:12]
@@ -92,12 +92,12 @@ def test_a_loaded_model_that_was_changed_is_one_in_hand(checkpoint: Path) -> Non
     assert rerun(first.command, model=model) == first.html()
 
 
-def test_random_weights_are_told() -> None:
+def test_random_weights_are_reported() -> None:
     first = vt.why(vt.load(NAME, **OPTIONS), "a photo.png", method="ixg")
     assert "# the weights are random: these have the fingerprint" in first.command
 
 
-def test_a_target_in_a_list_and_a_method_that_has_no_spelling(checkpoint: Path) -> None:
+def test_a_target_in_a_list_and_a_method_that_has_no_spec(checkpoint: Path) -> None:
     model = vt.load(NAME, checkpoint=checkpoint, **OPTIONS)
     first = vt.why(model, "a photo.png", vt.get_method("ixg"), torch.tensor([4]))
     assert "target=4, method='ixg'" in first.command

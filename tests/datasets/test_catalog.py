@@ -126,7 +126,7 @@ def test_a_digest_tells_what_was_chosen(twelve: Path) -> None:
 # -- what cannot be read -----------------------------------------------------------------------------------
 
 
-def test_a_hundred_broken_files_among_a_thousand_are_told_by_name(tmp_path: Path, model: vt.VisionModel) -> None:
+def test_a_hundred_broken_files_among_a_thousand_are_reported_by_name(tmp_path: Path, model: vt.VisionModel) -> None:
     good = shade(tmp_path / "x.jpg").read_bytes()
     broken: set[str] = set()
     folder = tmp_path / "many"

@@ -233,7 +233,7 @@ def test_a_benchmark_on_grids_has_the_cells_as_rows(tmp_path: Path, quads: Any) 
     assert part.scores.missing.cells == 0
     assert "12 pictures in 3 groups" in written.lead
     assert "data:image/jpeg" in written.page.read_text(), "grids are drawn, by the model of the run"
-    # scores are those of the same cells, judged without a benchmark
+    # scores are those of the same cells, evaluated without a benchmark
     source = open_source("quad-imagenet", tmp_path / "photos", images=3)
     model = vt.load("timm/test_vit", checkpoint=quads().models[0].checkpoint, img_size=32, device="cpu")
     expected = vt.evaluate(
@@ -257,7 +257,7 @@ def test_more_grids_leave_those_that_are_there(tmp_path: Path, quads: Any) -> No
     assert actual.table.groups == (0,) * 4 + (1,) * 4, "also without the photographs at hand"
 
 
-def test_cells_that_cannot_be_made_are_told(tmp_path: Path, quads: Any) -> None:
+def test_cells_that_cannot_be_made_are_reported(tmp_path: Path, quads: Any) -> None:
     """Of 24 photographs 14 are broken: two grids are left of three, and the cells of the third are named."""
     for file in sorted((tmp_path / "photos").rglob("*.JPEG"), key=lambda item: item.name)[10:]:
         file.write_bytes(b"broken")
@@ -288,7 +288,7 @@ def test_a_cell_is_not_opened_without_its_model(tmp_path: Path, quads: Any) -> N
     assert re.fullmatch("[0-9a-f]{32}", digest_of_entry(entry))
 
 
-def test_the_ledger_counts_grids(tmp_path: Path, quads: Any) -> None:
+def test_the_reproduction_counts_grids(tmp_path: Path, quads: Any) -> None:
     printed = Published("pointing_game", "vit", "ixg", value=0.5, printed=50.0)
     names_seen = dataclasses.replace(quads(), published=(printed,))
     reproduction = report(ran(names_seen, tmp_path / "run").path).reproduction

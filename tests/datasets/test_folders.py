@@ -41,7 +41,7 @@ def test_a_folder_is_listed_in_order_without_opening_anything(tmp_path: Path) ->
     assert source.entries[0].open().size == (12, 10)
 
 
-def test_links_are_followed_and_those_that_lead_nowhere_are_told(tmp_path: Path, model: vt.VisionModel) -> None:
+def test_links_are_followed_and_those_that_lead_nowhere_are_reported(tmp_path: Path, model: vt.VisionModel) -> None:
     shade(tmp_path / "far" / "real.jpg")
     (tmp_path / "near").mkdir()
     (tmp_path / "near" / "link.jpg").symlink_to(tmp_path / "far" / "real.jpg")
@@ -180,7 +180,7 @@ def test_boxes_without_a_unit_are_fractions_only_if_none_is_above_one(tmp_path: 
         ("csv", "", "it is empty"),
     ],
 )
-def test_tables_that_do_not_fit_are_told(tmp_path: Path, word: str, text: str, message: str) -> None:
+def test_tables_that_do_not_fit_are_reported(tmp_path: Path, word: str, text: str, message: str) -> None:
     place = tmp_path / f"table.{word}"
     place.write_text(text)
     with pytest.raises(ImageError, match=rf"^{word}: .*{message}") as reported:

@@ -128,7 +128,7 @@ def test_objects_inside_their_cells(model: vt.VisionModel, x: Tensor) -> None:
         assert truth.ignore.sum() == ignores[number, 1::2, 1::2].sum()
 
 
-def test_grids_are_judged(model: vt.VisionModel, x: Tensor) -> None:
+def test_grids_are_evaluated(model: vt.VisionModel, x: Tensor) -> None:
     grids = make_grids(model, x, LABELS, count=3)
     table = vt.evaluate(
         model,

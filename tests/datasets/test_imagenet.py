@@ -59,7 +59,7 @@ def test_devkit_labels_follow_the_order_of_the_synsets(tmp_path: Path, model: vt
         open_source("imagenet-val", tmp_path)
 
 
-def test_devkit_without_meta_or_with_a_wrong_number_is_told(tmp_path: Path) -> None:
+def test_devkit_without_meta_or_with_a_wrong_number_is_reported(tmp_path: Path) -> None:
     noise(tmp_path / VAL.format(1))
     with pytest.raises(ImageError, match=r"^imagenet-val: .*there are 1 images and no labels"):
         open_source("imagenet-val", tmp_path)

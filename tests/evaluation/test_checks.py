@@ -74,7 +74,7 @@ def test_stability_is_the_lowest_agreement_of_three_seeds(model: vt.VisionModel)
 
 
 @pytest.mark.parametrize("options", ["smooth(ixg, samples=5, sigma=0.5)", "tis(masks=16)", "refine(ixg, masks=16)"])
-def test_samples_are_judged_by_their_halves(model: vt.VisionModel, options: str) -> None:
+def test_samples_are_evaluated_by_their_halves(model: vt.VisionModel, options: str) -> None:
     e = vt.explain(model, photo(), options, 1, seed=5)
     one, other = vt.get_method(options).attribute(model, tensor(model, e), 1, seed=5, extras=True)[1]["halves"][0]
     agreed = spearmanr(one.flatten(), other.flatten()).statistic
@@ -86,7 +86,7 @@ def test_samples_are_judged_by_their_halves(model: vt.VisionModel, options: str)
     )
 
 
-def test_samples_of_a_part_are_judged_too(model: vt.VisionModel) -> None:
+def test_samples_of_a_part_are_evaluated_too(model: vt.VisionModel) -> None:
     options = "consensus(ixg, refine(generic, masks=16))"
     e = vt.explain(model, photo(), options, 1, seed=5)
     halves = vt.get_method("refine(generic, masks=16)").attribute(model, tensor(model, e), 1, seed=6, extras=True)[1][

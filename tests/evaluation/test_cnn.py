@@ -1,4 +1,4 @@
-"""Convolutional networks before every judge: VAR over their methods, regions and parts that are known, FunnyBirds."""
+"""Convolutional networks with every metric: VAR over their methods, regions and parts that are known, FunnyBirds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORLD = World(n=2, start=3)
 
 @pytest.fixture(scope="module")
 def creatures() -> vt.VisionModel:
-    """The network of the bundled world, without what it has learnt: whatever it says, judging it is the same."""
+    """The network of the bundled world, untrained: whatever it predicts, its evaluation is the same."""
     torch.manual_seed(3)
     return vt.wrap(ADAPTER.load("world-cnn", pretrained=False).eval())
 
@@ -110,14 +110,14 @@ def test_funnybirds(creatures: vt.VisionModel) -> None:
         assert result.score(name, "sd") < 1
 
 
-# -- other judges ------------------------------------------------------------------------------------------------------
+# -- other metrics -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("judge", ["insertion", "deletion", "road", "sensitivity_n", "mprt@var"])
-def test_pixels_are_painted_where_tokens_cannot_be_left_out(judge: str) -> None:
+@pytest.mark.parametrize("metric", ["insertion", "deletion", "road", "sensitivity_n", "mprt@var"])
+def test_pixels_are_painted_where_tokens_cannot_be_left_out(metric: str) -> None:
     model = vt.wrap(FAMILIES["tv_vgg"]())
-    table = vt.evaluate(model, images(model, 2), ["gradcam"], [judge], n_bootstrap=1, controls=False)
-    assert np.isfinite(table["gradcam", judge]).all()
+    table = vt.evaluate(model, images(model, 2), ["gradcam"], [metric], n_bootstrap=1, controls=False)
+    assert np.isfinite(table["gradcam", metric]).all()
 
 
 def test_removing_tokens_is_refused() -> None:

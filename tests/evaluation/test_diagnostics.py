@@ -1,4 +1,4 @@
-"""The doctor finds healthy models healthy and says what is wrong with the others."""
+"""The diagnosis finds healthy models healthy and describes what is wrong with the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evaluate``: what may be judged, with which pictures, and the table that comes out."""
+"""``evaluate``: what may be evaluated, on which images, and the table that comes out."""
 
 from __future__ import annotations
 

@@ -133,14 +133,14 @@ def test_layer_terms_of_another_shape_are_refused(wrong: str, model: Any, inputs
 def metric_of(read: Callable[[Any], Any], **members: Any) -> None:
     @metric_registry.register_metric("judge_from_elsewhere", family="test")
     @dataclass
-    class Judge(Metric):
+    class ExternalMetric(Metric):
         """A score from elsewhere."""
 
         def score(self, evaluation: Any) -> Any:
             return read(evaluation)
 
     for name, member in members.items():
-        setattr(Judge, name, member)
+        setattr(ExternalMetric, name, member)
 
 
 WRONG_SCORES: dict[str, tuple[Callable[[Any], Any], str]] = {

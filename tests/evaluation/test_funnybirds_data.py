@@ -25,7 +25,7 @@ from vitreous.world import NAMES, PARTS, render
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("birds"))
+    return write_folder(tmp_path_factory.mktemp("funnybirds"))
 
 
 def painted(model: Any, inputs: Tensor, classes: Tensor) -> Tensor:

@@ -269,20 +269,20 @@ def test_intervals_choose_the_threshold_anew(facts: Interventions) -> None:
 
 def test_saved_and_loaded(facts: Interventions, tmp_path: Any) -> None:
     table = result(facts)
-    again = FunnyBirdsResult.load(table.save(tmp_path / "birds.json"))
+    again = FunnyBirdsResult.load(table.save(tmp_path / "funnybirds.json"))
     assert str(again) == str(table)
     assert again.to_json() == table.to_json()
     np.testing.assert_array_equal(again.per_image("a", "pc"), table.per_image("a", "pc", table.threshold("a")))
-    lines = table.save(tmp_path / "birds.csv").read_text().splitlines()
+    lines = table.save(tmp_path / "funnybirds.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 3 * len(COLUMNS)
     assert "2 zero" in str(table)
     assert "skipped: 1 in d" in str(table)
     assert "<td>" in table._repr_html_()
     assert table.to_markdown().startswith("| method | Acc. |")
     with pytest.raises(vt.VitreousError, match="is there already"):
-        table.save(tmp_path / "birds.json")
+        table.save(tmp_path / "funnybirds.json")
     with pytest.raises(vt.VitreousError, match="must end in"):
-        table.save(tmp_path / "birds.txt")
+        table.save(tmp_path / "funnybirds.txt")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(vt.VitreousError, match="is no FunnyBirds result"):
         FunnyBirdsResult.load(tmp_path / "other.json")

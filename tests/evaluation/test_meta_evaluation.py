@@ -91,7 +91,7 @@ def test_a_metric_that_likes_few_pixels_is_caught(result: vt.MetaEvaluation) -> 
     assert row.scores["oracle"] == pytest.approx(row.scores["misplaced"])
 
 
-def test_what_cannot_be_tried_is_told(result: vt.MetaEvaluation) -> None:
+def test_what_cannot_be_evaluated_is_reported(result: vt.MetaEvaluation) -> None:
     assert result["planted_twomodels"].why == "compares maps of two models; a map of the scene has no second model"
     assert result["planted_twoclasses"].why == "compares maps of two classes; a map of the scene has one"
     assert result["planted_broken"].why == "cannot be run here: ZeroDivisionError: of nothing"
@@ -149,7 +149,7 @@ def test_printing_and_files(result: vt.MetaEvaluation, tmp_path: Path) -> None:
         vt.MetaEvaluation.load(tmp_path / "cut.json")
 
 
-def test_the_first_seed_is_the_houses_own_evaluation(world: vt.VisionModel, result: vt.MetaEvaluation) -> None:
+def test_the_first_seed_is_the_evaluation_of_the_library(world: vt.VisionModel, result: vt.MetaEvaluation) -> None:
     scenes = measure_scenes(world, SCENES)
     table = vt.evaluate(world, scenes.inputs, {"oracle": scenes.map()}, "average_increase", controls=False)
     assert result["average_increase"].scores["oracle"] == pytest.approx(table.mean("oracle", "average_increase"))

@@ -148,7 +148,7 @@ def report(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("told")
-def test_a_verdict_by_its_spelling() -> None:
+def test_a_verdict_by_its_spec() -> None:
     result = verdicts.verdict("insertion")
     assert result is not None
     assert (result.verdict, result.images, result.seeds, result.model, result.note) == ("blind", 9, 3, "world", "")

@@ -115,16 +115,16 @@ class Ratio(Metric):
         return (weights @ there[:, 0]) / (weights @ there[:, 1])
 
 
-def scores(table: np.ndarray, names: str = "abc", judge: str = "insertion") -> Scores:
-    return Scores.of(get_metric(judge), [{n: table[:, [i]] for i, n in enumerate(names)}], 2000)
+def scores(table: np.ndarray, names: str = "abc", metric: str = "insertion") -> Scores:
+    return Scores.of(get_metric(metric), [{n: table[:, [i]] for i, n in enumerate(names)}], 2000)
 
 
-def test_a_difference_is_the_houses_paired_one(rng: np.random.Generator) -> None:
+def test_a_difference_is_the_paired_one_of_the_library(rng: np.random.Generator) -> None:
     table = rng.normal(size=(40, 3)) + np.array([0.3, 0.1, 0])
     gap, around = scores(table).difference("a", "b")
     expected = difference(table[:, 0], table[:, 1], samples=2000)
     assert (gap, *around) == pytest.approx((expected.mean, expected.low, expected.high), abs=1e-12)
-    down, _ = scores(table, judge="deletion").difference("a", "b")
+    down, _ = scores(table, metric="deletion").difference("a", "b")
     assert down == pytest.approx(-gap)
     group, around = scores(table).difference("a", "bc")
     expected = difference(table[:, 0], table[:, 1:].mean(axis=1), samples=2000)

@@ -1,4 +1,4 @@
-"""One unit of judging: a pure function of model, pictures and plan. And the table that is made of many."""
+"""One unit of evaluation: a pure function of model, images and plan. And the table that is made of many."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_budget_reaches_engine_and_explainers(
 
 
 def test_a_unit_can_be_cancelled_between_inner_batches(model: vt.VisionModel, x: Tensor) -> None:
-    """While explaining and while judging; afterwards everything is as it was."""
+    """While explaining and while evaluating; afterwards everything is as it was."""
     group, settings = samples(model, x)[:4], plan(model, metrics=["insdel(steps=6)"], batch_size=3)
     ticks: list[int] = []
     expected = score_unit(model, group, settings, ticks.append)
@@ -351,7 +351,7 @@ def test_what_is_no_table(tmp_path: Any, text: str) -> None:
 
 
 def test_the_softmax_restriction_reaches_explainers(model: vt.VisionModel, x: Tensor) -> None:
-    """The maps judged are those of the log-probability among these classes, and the prediction is one of them."""
+    """The maps evaluated are those of the log-probability among these classes, and the prediction is one of them."""
     only = [0, 2, 3]
     probe = Probe()
     vt.evaluate(model, x, "logprob(ixg)", [probe], class_subset=only, controls=False, n_bootstrap=1)

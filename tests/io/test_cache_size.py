@@ -107,7 +107,7 @@ def test_processes_that_trim_and_read_at_once(fresh: Path) -> None:
 
 
 @pytest.mark.parametrize("provided", ["much", "nan", "-1"])
-def test_a_size_that_is_none_is_told(fresh: Path, provided: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_is_none_is_reported(fresh: Path, provided: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh.mkdir(parents=True)
     remaining = entry(fresh, "0", age=10)
     monkeypatch.setenv("VITREOUS_CACHE_SIZE", provided)

@@ -126,7 +126,7 @@ def test_a_step_is_a_method_too() -> None:
     assert vt.get_method("consensus(quick, rollout)").spec == f"consensus({METHOD}, rollout)"
 
 
-def test_half_precision_is_spelled_out() -> None:
+def test_half_precision_is_in_the_spec() -> None:
     for step in EFFORT_LEVELS[1:]:
         specs = effort_spec(step, half=True)
         assert vt.get_method(specs).spec == specs

@@ -287,7 +287,7 @@ def test_what_needs_a_picture_says_so_in_one_line(name):
 
 
 @pytest.mark.parametrize("spec", ["guided_ig(steps=7)", "blur_ig(steps=7)", "gradient_shap(samples=7)"])
-def test_inputs_run_are_those_told(model, spec):
+def test_inputs_run_are_those_reported(model, spec):
     points, _, _ = entering(model, spec, images(model, 2))
     method = vt.get_method(spec)
     assert method.cost == (7, 7)
@@ -419,7 +419,7 @@ def test_a_method_is_another_if_its_baselines_are(photos: Path) -> None:
     assert explainer_digest(spec, parse_explainer(spec)) != before  # a run does not go on with other baselines
 
 
-def test_a_folder_is_spelled_and_recorded(photos: Path) -> None:
+def test_a_folder_is_in_the_spec_and_recorded(photos: Path) -> None:
     model = vt.load("timm/vit_tiny_patch16_224", pretrained=False, img_size=64)
     method: Any = vt.get_method(f"gradient_shap(samples=3, background='{photos}')")
     assert vt.get_method(method.spec) == method

@@ -237,7 +237,7 @@ def test_relevance_passes_do_not_mix_with_gradients() -> None:
         torch.testing.assert_close(actual.map, alone, rtol=1e-5, atol=1e-6 * alone.abs().max().item())
 
 
-def test_relevance_takes_more_room_and_goes_in_smaller_parts() -> None:
+def test_relevance_takes_more_memory_and_goes_in_smaller_parts() -> None:
     """Float64, and what rules divide by: a fifth as many images at once as for gradients."""
     model = vt.wrap(FAMILIES["vit"]())
     for name, batch_sizes in (("generic", [10]), ("lrp", [2] * 5), ("full_lrp", [2] * 5), ("transatt", [2] * 10)):

@@ -112,7 +112,7 @@ def test_chefers_rules_start_with_one() -> None:
 
 
 @pytest.mark.parametrize("family", SOME)
-def test_rivals_are_taken_away(family: str) -> None:
+def test_contrast_classes_are_subtracted(family: str) -> None:
     model, x, logits = double(family)
     maps = each_class(model, x, logits.shape[1])
     low, height = int(logits[0].argmin()), int(logits[0].argmax())

@@ -376,7 +376,7 @@ def test_the_classes_of_var_share_their_forwards(monkeypatch, base):
         ("hsic(cells=200)", "cells=200"),
     ],
 )
-def test_refused_when_spelled(spec, complaint):
+def test_specs_refused(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
         vt.get_method(spec)
     assert "\n" not in str(caught.value)

@@ -329,7 +329,7 @@ def test_ridge_and_least_squares():
         ("kernel_shap(fill=black)", "'black' is not one of"),
     ],
 )
-def test_refused_when_spelled(spec, complaint):
+def test_specs_refused(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
         vt.get_method(spec)
     assert "\n" not in str(caught.value)

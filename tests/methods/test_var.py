@@ -322,7 +322,7 @@ def test_the_explained_class_is_shared_with_the_base(monkeypatch):
         ("var", "var needs base"),
     ],
 )
-def test_refused_when_spelled(spec, complaint):
+def test_specs_refused(spec, complaint):
     with pytest.raises(vt.VitreousError, match=complaint) as caught:
         vt.get_method(spec)
     assert "\n" not in str(caught.value)
@@ -350,7 +350,7 @@ def test_other_values_are_compared_as_they_are(value):
 
 
 @pytest.mark.parametrize("spec", ['var(ixg, classes="12,99")', "var(ixg, classes=7)", "var(ixg, classes='7')"])
-def test_spellings_survive(spec):
+def test_specs_survive(spec):
     method = vt.get_method(spec)
     assert vt.get_method(method.spec) == method
     assert vt.get_method("var@released(ixg)") == vt.get_method("var(ixg, preset=released)")

@@ -268,7 +268,7 @@ def test_equal_states_are_run_once(model: Any, inputs: Tensor) -> None:
 
 
 def test_batches_are_full(model: Any) -> None:
-    """Across images, methods, substrates and chunks: only the clean images and the last batch may be short."""
+    """Across images, methods, baselines and chunks: only the clean images and the last batch may be short."""
     sizes = []
     vision_model = verified(vt.wrap(model))
     embed = type(vision_model).embed

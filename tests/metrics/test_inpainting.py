@@ -1,4 +1,4 @@
-"""The substrate of ROAD against a direct solve in double precision, and what it must reproduce exactly."""
+"""The baseline of ROAD against a direct solve in double precision, and what it must reproduce exactly."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def test_data_sets_are_ratios_of_sums(model: vt.VisionModel, metric: str) -> Non
     maps, truths = every_map(32), regions(7)
     truths[2] = vt.Annotation(np.ones((32, 32)), ignore=np.ones((32, 32), bool))
     table = scores(model, maps, truths, metric)
-    judge = vt.get_metric(metric)
+    scorer = vt.get_metric(metric)
     counts = np.array(
         [
             slow_counts(m.double().numpy(), t.mask, np.ones((32, 32)) if t.ignore is None else ~t.ignore)
@@ -264,10 +264,10 @@ def test_data_sets_are_ratios_of_sums(model: vt.VisionModel, metric: str) -> Non
     parts, rng = table.parts["it", metric], np.random.default_rng(0)
     draws = rng.integers(0, 7, size=(50, 7))
     weights = np.stack([np.bincount(draw, minlength=7) for draw in draws]).astype(float)
-    np.testing.assert_allclose(judge.aggregate(parts, weights), [ratio(draw.tolist()) for draw in draws])
+    np.testing.assert_allclose(scorer.aggregate(parts, weights), [ratio(draw.tolist()) for draw in draws])
     nothing = np.zeros((1, 7))
     nothing[0, 2] = 3
-    assert np.isnan(judge.aggregate(parts, nothing)).all()
+    assert np.isnan(scorer.aggregate(parts, nothing)).all()
 
 
 # -- words -------------------------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ def test_bad_parameters(spec: str, message: str) -> None:
 
 @pytest.mark.parametrize("info", OURS, ids=lambda info: info.name)
 def test_facts(info: Any) -> None:
-    judge = vt.get_metric(info.name)
-    assert judge.higher_is_better
-    assert judge.annotation_kinds == ("region",)
-    assert judge.num_forwards() == judge.num_shared_forwards() == judge.num_reattributions() == 0
+    scorer = vt.get_metric(info.name)
+    assert scorer.higher_is_better
+    assert scorer.annotation_kinds == ("region",)
+    assert scorer.num_forwards() == scorer.num_shared_forwards() == scorer.num_reattributions() == 0
 
 
 def test_truth_is_asked_for_by_name(model: vt.VisionModel) -> None:

@@ -57,7 +57,7 @@ def by_importance(values: Tensor) -> list[tuple[int, int]]:
 
 
 def painted(image: Tensor, baseline: Tensor, where: list[tuple[int, int]]) -> Tensor:
-    """The image with these pixels taken from the substrate."""
+    """The image with these pixels taken from the baseline."""
     built = image.clone()
     for row, column in where:
         built[:, row, column] = baseline[:, row, column]
@@ -68,7 +68,7 @@ def trapezoid(x: list[float], y: list[float]) -> float:
     return sum((x[j + 1] - x[j]) * (y[j] + y[j + 1]) / 2 for j in range(len(x) - 1))
 
 
-# -- substrates, one pixel at a time -------------------------------------------------------------------
+# -- baselines, one pixel at a time -------------------------------------------------------------------
 
 
 def colour(value: float, model: vt.VisionModel, image: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_coiba(model: Any, inputs: Tensor) -> None:
 
 
 def test_tis(model: Any, inputs: Tensor) -> None:
-    """The mean of the points after each step, without the start, for any substrate, in the true class."""
+    """The mean of the points after each step, without the start, for any baseline, in the true class."""
     maps = pixel_maps()
     text = "insdel@tis(steps=16, insertion_baseline=mean_scalar, deletion_baseline=mean_scalar)"
     scores = actual(model, inputs, maps, text)
@@ -333,7 +333,7 @@ def test_the_positive_part_of_a_coarse_map_is_taken_before_it_is_enlarged(model:
     )
 
 
-def test_a_map_that_is_positive_nowhere_leaves_the_bare_substrate(model: Any, inputs: Tensor) -> None:
+def test_a_map_that_is_positive_nowhere_leaves_the_baseline_alone(model: Any, inputs: Tensor) -> None:
     maps = -torch.rand(4, 32, 32, generator=torch.Generator().manual_seed(5))
     constant = torch.ones(4, 32, 32)
     drop = actual(model, inputs, maps, "average_drop")

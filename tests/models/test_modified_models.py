@@ -154,7 +154,7 @@ def test_a_hook_that_changes_an_input(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["blocks.2", "blocks.2.norm2", "blocks.2.norm1", "blocks.2.mlp", "blocks.2.attn"])
-def test_a_hook_that_no_plain_model_has_is_told_or_harmless(place: str) -> None:
+def test_a_hook_that_no_plain_model_has_is_reported_or_harmless(place: str) -> None:
     """The input of a block or a branch is not the stream that it was: what is cut into shares is refused, and why."""
     odd = model()
     odd.get_submodule(place).register_forward_pre_hook(lambda module, args: (args[0] * 1.5,))

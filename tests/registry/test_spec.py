@@ -38,13 +38,13 @@ def test_understood(spec):
     assert vt.get_method(UNDERSTOOD[spec].spec) == UNDERSTOOD[spec]
 
 
-def test_canonical_spelling_is_the_shortest():
+def test_canonical_spec_is_the_shortest():
     assert vt.get_method("smooth( skipplus(base=decompx ,start=none), samples=10)").spec == "smooth(skipplus(decompx))"
     assert vt.get_method("ig(steps=7)").spec == "integrated_gradients(steps=7)"
     assert vt.get_method("plus(ixg(layer=0), via=layers)").spec == "plus(ixg, via=layers)"
 
 
-# spelling, the character the complaint points at (1-based), part of the complaint
+# spec, the character the complaint points at (1-based), part of the complaint
 REFUSED = [
     ("", 1, "expected a method name"),
     ("genric", 1, "did you mean generic or globenc?"),
@@ -143,7 +143,7 @@ def nested():
 
 
 @given(nested())
-def test_every_composition_survives_its_spelling(spec):
+def test_every_composition_survives_its_spec(spec):
     method = vt.get_method(spec)
     assert vt.get_method(method.spec) == method
     assert vt.get_method(method.spec).spec == method.spec

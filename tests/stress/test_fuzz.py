@@ -1,7 +1,7 @@
 """Anything at all: bytes that claim to be pictures, and arguments nobody would type.
 
 Only ``VitreousError`` and the documented exit codes may come of it: never a traceback, never a half-written folder.
-Spellings of methods have their own in ``test_spelling.py``.
+Specs of methods have their own in ``test_spec.py``.
 """
 
 from __future__ import annotations
@@ -170,12 +170,10 @@ PLACES = st.sampled_from(
 MODELS = st.sampled_from(
     ["timm/test_vitt", "timm/", "/", "x/y", "hf/", "torchvision/vit_b_61", "timm", "timm/regnetx_002"]
 )
-SPELLINGS = st.sampled_from(
-    ["ixg", "rollout", "random", "generic(", "ixg(layer=9)", "plus(ixg)", "rolout", ",", "edges"]
-)
+SPECS = st.sampled_from(["ixg", "rollout", "random", "generic(", "ixg(layer=9)", "plus(ixg)", "rolout", ",", "edges"])
 
 VALUES: dict[str, st.SearchStrategy[str]] = {
-    "--method": SPELLINGS | WORDS,
+    "--method": SPECS | WORDS,
     "--target": NUMBERS | WORDS,
     "--contrast": NUMBERS | WORDS,
     "--output": st.sampled_from(["prob", "logprob", "logits"]) | WORDS,
@@ -202,7 +200,7 @@ def lines(draw: st.DrawFn) -> list[str]:
     command = draw(st.sampled_from(["explain"] * 4 + ["compare"] * 2 + ["methods", "models", "cite", "", "explian"]))
     full = [command]
     if command in ("methods", "models", "cite"):
-        return [*full, *draw(st.lists(WORDS | SPELLINGS, max_size=2)), *draw(st.sampled_from([[], ["--json"]]))]
+        return [*full, *draw(st.lists(WORDS | SPECS, max_size=2)), *draw(st.sampled_from([[], ["--json"]]))]
     works = draw(st.integers(0, 9)) == 0  # one in ten has a model that can be built
     full += draw(st.lists(PATHS if not works else st.sampled_from(["a.png", "b.png", "more"]), max_size=3))
     full += MODEL if works else ["--model", draw(MODELS | WORDS)]

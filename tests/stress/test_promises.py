@@ -197,7 +197,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Broken, lambda: object(), lambda: None, lambda: nn.Linear(3, 3)])
-def test_the_doctor_never_raises(make: Any) -> None:
+def test_the_diagnosis_never_raises(make: Any) -> None:
     try:
         patient = make()
     except RuntimeError:
@@ -207,7 +207,7 @@ def test_the_doctor_never_raises(make: Any) -> None:
     assert "\n" not in diagnosis.checks[0].sentence
 
 
-def test_the_doctor_never_raises_on_a_half_made_model() -> None:
+def test_the_diagnosis_never_raises_on_a_half_made_model() -> None:
     for damage in ("blocks", "patch_embed", "head", "norm"):
         model = FAMILIES["vit"]()
         delattr(model, damage)
@@ -289,7 +289,7 @@ def test_a_world_of_a_thousand_million_scenes(here: Path) -> None:
         assert "1000000000" in result.err
 
 
-def test_deep_spellings_are_read_at_once() -> None:
+def test_deep_specs_are_read_at_once() -> None:
     spec = "ixg"
     for _ in range(19):
         spec = f"consensus({spec}, generic)"

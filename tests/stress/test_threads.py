@@ -104,7 +104,7 @@ def test_a_plain_call_beside_coiba_in_training_mode() -> None:
 
 
 @pytest.mark.parametrize("family", EVERY)
-def test_a_twin_is_the_model_and_shares_its_weights(family: str) -> None:
+def test_a_shared_copy_is_the_model_and_shares_its_weights(family: str) -> None:
     model = vt.wrap(EVERY[family]())
     model.module.requires_grad_(False)  # it decides which kernel a product takes
     inputs, copy = images(model, 2), model.shared_copy()

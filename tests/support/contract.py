@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# One spelling of every registered method, and some compositions; a new method joins by being registered.
+# One spec of every registered method, and some compositions; a new method joins by being registered.
 SHORT = {
     "tis": "tis(masks=20)",
     "tam": "tam(steps=4)",

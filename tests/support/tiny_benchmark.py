@@ -48,14 +48,14 @@ columns = ["metrics"]
 
 def tiny(images: int = 4, methods: Any = METHODS, metrics: Any = METRICS, **more: Any) -> Protocol:
     """Two cheap methods, one cheap metric and a few scenes, two in a unit."""
-    judge = {"images_per_unit": 2, "controls": False, **more}
+    options = {"images_per_unit": 2, "controls": False, **more}
     rows = dict(methods) if isinstance(methods, dict) else {name: name for name in methods}
     return Protocol(
         name="tiny",
         title="Tiny",
-        models=(ModelSpec("world", judge.pop("name", "world")),),
-        data=judge.pop("data", DataSpec("world", images=images, split="test")),
-        evaluation=EvaluationSpec(metrics=tuple(metrics), **judge),
+        models=(ModelSpec("world", options.pop("name", "world")),),
+        data=options.pop("data", DataSpec("world", images=images, split="test")),
+        evaluation=EvaluationSpec(metrics=tuple(metrics), **options),
         methods=rows,
     )
 

@@ -243,7 +243,9 @@ def test_other_pictures_or_another_model_are_not_gone_on_with(
     assert vt.collect_activation_stats(model, photos, out=out, overwrite=True).count == 14
 
 
-def test_pictures_that_cannot_be_read_are_told_or_raised(model: vt.VisionModel, photos: Path, tmp_path: Path) -> None:
+def test_pictures_that_cannot_be_read_are_reported_or_raised(
+    model: vt.VisionModel, photos: Path, tmp_path: Path
+) -> None:
     (photos / "03.png").write_bytes(b"broken")
     with pytest.raises(vt.VitreousError, match=r"03\.png"):
         vt.collect_activation_stats(model, photos)

@@ -47,7 +47,7 @@ def test_values_are_logit_probability_and_its_logarithm():
 
 
 @pytest.mark.parametrize("output", ["logit", "prob", "logprob"])
-def test_against_subtracts_the_mean_of_the_rivals(output):
+def test_contrast_subtracts_the_mean_of_its_classes(output):
     entry = [score(c, output=output) for c in range(5)]
     assert torch.allclose(score("lynx", contrast="cougar", output=output), entry[3] - entry[4])
     assert torch.allclose(score("lynx", ["cougar", 0], output), entry[3] - (entry[4] + entry[0]) / 2)

@@ -67,7 +67,7 @@ def test_a_view_of_it(name):
     assert model.preprocess.mean == model.preprocess.std == (0.5, 0.5, 0.5)
 
 
-def test_the_doctor_finds_it_healthy():
+def test_the_diagnosis_finds_it_healthy():
     actual = vt.diagnose(load("world-cnn"))
     assert actual.healthy
     verdicts = {check.name: check.verdict for check in actual.methods}
@@ -271,7 +271,7 @@ def test_explain_and_why_on_the_command_line(workplace):
     assert f"Why “{workplace.name}”? world-cnn gives this picture" in done.out
 
 
-def test_birds_and_trial_on_the_command_line(workplace):
+def test_funnybirds_and_meta_evaluation_on_the_command_line(workplace):
     few = ("--device", "cpu", "--json")
     done = run("funnybirds", "world-cnn", "--method", "gradcam", "--scenes", "1", "--no-controls", *few)
     assert done.code == 0, done.err

@@ -88,7 +88,7 @@ def test_a_picture_is_seen_as_it_was_rendered(tmp_path):
     assert actual.prediction.label == scene.name
 
 
-def test_the_doctor_finds_the_bundled_model_healthy():
+def test_the_diagnosis_finds_the_bundled_model_healthy():
     actual = vt.diagnose(load("world"))
     failed = [check for check in actual.checks if check.verdict not in ("ok", "-")]
     assert not failed, failed

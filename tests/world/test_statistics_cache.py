@@ -332,7 +332,7 @@ def test_where_the_folder_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("command", ["explain", "compare", "evaluate"])
-def test_a_command_keeps_nothing_where_it_is_told(
+def test_a_command_keeps_nothing_where_it_is_asked_to(
     command: str, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photographs(tmp_path))
