@@ -160,11 +160,13 @@ def register_method(
     >>> from dataclasses import dataclass
     >>> from vitreous.methods.registry import REGISTRY
     >>> from vitreous.tracing import Record
+    >>> def norm(a):
+    ...     return a.value.norm(dim=-1)
     >>> @vt.register_method("token_norm", family="token gradient", class_specific=False, cost=(1, 0))
     ... @dataclass(frozen=True)
     ... class TokenNorm(vt.Method):
     ...     def records(self, model):
-    ...         return [Record("resid_post", lambda a: a.value.norm(dim=-1), (model.depth - 1,), grad=False)]
+    ...         return [Record("resid_post", norm, (model.depth - 1,), grad=False)]
     >>> vt.explain(model, image, "token_norm").map.shape
     torch.Size([16, 16])
     >>> del REGISTRY.by_name["token_norm"]

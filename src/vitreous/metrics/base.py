@@ -176,12 +176,15 @@ class Metric:
             raise MapError(f"{self.spec}: score returned {len(array)} scores for {images} images")
         parts = as_parts(array)
         if is_external(type(self)):
-            with np.errstate(all="ignore"):
-                per_image, aggregates = self.per_image(parts.copy()), self.aggregate(parts.copy(), np.ones((2, images)))
-            for name, result, expected in (("per_image", per_image, [images]), ("aggregate", aggregates, [2])):
-                if list(np.shape(result)) != expected:
-                    raise MapError(f"{self.spec}: {name} returned the shape {list(np.shape(result))}, not {expected}")
+            self._check_shape("per_image", [images], parts.copy())
+            self._check_shape("aggregate", [2], parts.copy(), np.ones((2, images)))
         return parts
+
+    def _check_shape(self, name: str, expected: list[int], *arguments: Array) -> None:
+        with np.errstate(all="ignore"):
+            shape = list(np.shape(getattr(self, name)(*arguments)))
+        if shape != expected:
+            raise MapError(f"{self.spec}: {name} returned the shape {shape}, not {expected}")
 
     # -- collecting ------------------------------------------------------------------------------------
 

@@ -256,7 +256,10 @@ class ActivationCache:
         record = record.resolve(self.model)
         for layer in record.layers:
             if (record.key, layer) not in self._tensors:
-                raise TracingError(f"{record.point} of layer {layer} was not recorded in this pass")
+                raise TracingError(
+                    f"{record.point} of layer {layer} was not recorded in this pass: name it in records, with the same "
+                    "function at every call (no lambda)"
+                )
         return [self._tensors[record.key, layer] for layer in record.layers]
 
     def map(self, record: Record) -> Tensor:
