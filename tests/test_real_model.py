@@ -49,7 +49,7 @@ def test_var_keeps_what_is_the_animals_own(model, shared, base):
     for target, rival, box in (("tabby", "boxer", CAT), ("boxer", "tabby", DOG)):
         explanation = vt.explain(model, photo, base, target=target)
         compare_classes = vt.explain(model, photo, f"var({base}, classes={rival})", target=target)
-        assert compare_classes.names == (target, rival)
+        assert compare_classes.class_names == (target, rival)
         assert share(compare_classes, box) > share(explanation, box)
 
 

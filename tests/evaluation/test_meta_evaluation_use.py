@@ -141,13 +141,13 @@ def test_what_is_printed_of_a_row() -> None:
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
+def shipped_verdicts(monkeypatch: pytest.MonkeyPatch, script: ModuleType) -> None:
     plan = {"model": "world", "seeds": 3, "baselines": 2, "versions": {}}
     tried = (row("insertion", "blind", error_rate=0.25), row("srg(steps=4)"), row("infidelity", "not tried"))
     monkeypatch.setattr(verdicts, "shipped", lambda: script.verdicts_of(MetaEvaluation(tried, 9, 0, {}, plan)))
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("shipped_verdicts")
 def test_a_verdict_by_its_spec() -> None:
     result = verdicts.verdict("insertion")
     assert result is not None
@@ -158,7 +158,7 @@ def test_a_verdict_by_its_spec() -> None:
     assert verdicts.verdict(" srg( steps = 4 ) ") == verdicts.verdict("abpc(steps=4)")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("shipped_verdicts")
 def test_other_settings_get_a_note() -> None:
     result = verdicts.verdict("insertion(steps=9)")
     assert result is not None
@@ -169,7 +169,7 @@ def test_other_settings_get_a_note() -> None:
     assert other.note == "tried as srg(steps=4), not as srg"
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("shipped_verdicts")
 def test_what_no_trial_has_seen_has_no_verdict() -> None:
     assert verdicts.verdict("deletion") is None
     with pytest.raises(vt.VitreousError, match="unknown metric"):

@@ -20,7 +20,7 @@ from vitreous.models import registry as hub
 from vitreous.models.adapters import torchvision as tv
 from vitreous.tracing import Pass, Record, Target, activation_grad, activation_value
 from vitreous.tracing.rules import LINEARIZED
-from vitreous.tracing.runner import run
+from vitreous.tracing.runner import run_for_targets
 
 VITS, SWINS = ["vit", "stem"], ["swin", "swin_odd", "swin_v2"]
 GRIDS = {"swin": [(8, 8), (4, 4)], "swin_odd": [(9, 13), (5, 7)], "swin_v2": [(8, 8), (4, 4)]}
@@ -147,8 +147,8 @@ def test_rules_see_every_call(kind: str) -> None:
     inputs = inputs_of(model)
     target = Target.of(model, 2, 1, None, "logit")
     keep = Record("resid_pre", activation_grad, tuple(range(model.depth)))
-    frozen = run(model, inputs, Pass((keep,), LINEARIZED), target)
-    reference = run(model, inputs, Pass((keep,)), target)
+    (frozen,) = run_for_targets(model, inputs, Pass((keep,), LINEARIZED), [target])
+    (reference,) = run_for_targets(model, inputs, Pass((keep,)), [target])
     torch.testing.assert_close(frozen.logits, reference.logits, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(reference.logits, model.module(inputs), rtol=1e-5, atol=1e-5)
@@ -172,7 +172,8 @@ def test_attention_of_torch_itself(kind: str) -> None:
     model: Any = MODELS[kind]().double()
     vision_model = vt.wrap(model)
     keep = Record("attn_weights", activation_value, tuple(range(vision_model.depth)), grad=False)
-    cache = run(vision_model, inputs_of(vision_model), Pass((keep,)), Target.of(vision_model, 2, 1, None, "logit"))
+    target = Target.of(vision_model, 2, 1, None, "logit")
+    (cache,) = run_for_targets(vision_model, inputs_of(vision_model), Pass((keep,)), [target])
     with torch.no_grad():
         tokens = vision_model.embed(inputs_of(vision_model))
         for layer, result in enumerate(cache[keep]):

@@ -151,7 +151,7 @@ def test_the_identity_of_a_result_does_not_know_the_cache(ran: list[int]) -> Non
     assert sum(ran) == SCENES
     assert torch.equal(first.map, again.map)
     assert first.identity == again.identity
-    assert first.settings == again.settings
+    assert first.request.settings == again.request.settings
     assert way.fingerprint == before != replace(way, stats="own").fingerprint
 
 
@@ -279,6 +279,9 @@ def test_models_of_one_channel_get_their_own(ran: list[int], fresh: Path) -> Non
     class Grey(type(vision_model)):  # type: ignore[misc]
         def check_inputs(self, inputs: Tensor) -> None:
             assert inputs.shape[1] == 1
+
+        def _check_values(self, inputs: Tensor) -> None:
+            """Take images of one channel."""
 
     vision_model.__class__ = Grey
     inputs = torch.randn(2, 1, 32, 32)

@@ -94,8 +94,9 @@ def _plan_jobs(
     """Return every method with every target, each question once, with the images of which it was not asked before."""
     jobs: list[_Job] = []
     archive, overwrite = results.archive, results.options.overwrite
-    for method, target in questions:
-        identity = vt.Archive.identity(model, method, target, **query)
+    # all of them before the first search, which reads the weights for all
+    identities = [(*question, vt.Archive.identity(model, *question, **query)) for question in questions]
+    for method, target, identity in identities:
         if any(identity == job.identity for job in jobs):
             continue
         folders = {path: None if archive is None else archive.find(path, identity) for path in images}

@@ -350,7 +350,7 @@ def compute_attributions(context: Context, methods: Iterable[Method], check: boo
     methods = list(methods)
     refuse_unfit(methods, context.model)
     with torch.autocast(context.inputs.device.type, enabled=False):  # also what is made of caches keeps its precision
-        prepare(context, methods)
+        context.prepare([pass_ for method in methods for pass_ in method.passes(context.model)])
         results = [compute_shared(context, method) for method in methods]
     attributions = []
     for method, (maps, extras) in zip(methods, results, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from vitreous.errors import ModelError
 from vitreous.models import VisionModel
 from vitreous.models.structure import Windows
 from vitreous.tracing import Activation, ActivationCache, Context, Record, Reduce, resolve_layer
-from vitreous.tracing.memory import budget_bytes, in_parts
+from vitreous.tracing.memory import InnerBatch, Part, budget_bytes
 
 T = TypeVar("T")
 SMALL = 1e-30
@@ -281,8 +281,17 @@ def _counts(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def run_in_parts(context: Context, work: Callable[[int, int], T], total: int, bytes_of_one: float) -> list[T]:
     """Return ``work(start, stop)`` over ``0 .. total``, in parts of what fits into the memory of a context."""
+    done = []
+    for part in parts_that_fit(context, total, bytes_of_one):
+        with part:
+            done.append(work(part.start, part.stop))
+    return done
+
+
+def parts_that_fit(context: Context, total: int, bytes_of_one: float) -> Iterator[Part]:
+    """Yield ``0 .. total`` in parts of what fits into the memory of a context, each for a ``with`` of its own."""
     budget = budget_bytes(context.inputs.device, context.memory_gb)
-    return in_parts(work, total, max(1, int(budget / bytes_of_one)))
+    return InnerBatch(max(1, int(budget / bytes_of_one))).parts(total)
 
 
 def compute_once(context: Context, key: Hashable, compute: Callable[[], T], for_all_classes: bool = False) -> T:

@@ -128,12 +128,13 @@ class VAR(BaseWrapper):
         pixels = self.grid == "pixel" or self._compares_pixels(context)
         height, width = context.inputs.shape[-2:] if pixels else context.model.grid(context.inputs)
         bytes_per_image = 8 * self._count * height * width * 4  # base maps, their copy, shares and their sources
-
-        def part(start: int, stop: int) -> Attribution:
-            is_all = stop - start == len(context.inputs)
-            return self._compare(context if is_all else context.slice_images(start, stop))
-
-        return _joined(ops.run_in_parts(context, part, len(context.inputs), bytes_per_image))
+        attributions = []
+        for part in ops.parts_that_fit(context, len(context.inputs), bytes_per_image):
+            with part:
+                is_all = part.stop - part.start == len(context.inputs)
+                own = context if is_all else context.slice_images(part.start, part.stop)
+                attributions.append(self._compare(own))
+        return _joined(attributions)
 
     def _compare(self, context: Context) -> Attribution:
         contrast = ContrastContexts(context, *self._chooser(context.model, context.requested_target))

@@ -16,15 +16,19 @@ Check = Callable[[str, Any, Any], None]
 """Refuses a value of a parameter: it takes the parameter's name, the value and the limits."""
 
 
-def checked(default: Any, check: Check, limits: Any, *, optional: bool = False, kw_only: bool = False) -> Any:
-    """Return a field whose values pass a check; ``optional`` also takes ``None``."""
-    return field(default=default, kw_only=kw_only, metadata={"check": check, "limits": limits, "optional": optional})
+def checked(
+    default: Any, check: Check, limits: Any, *, optional: bool = False, kw_only: bool = False, **facts: Any
+) -> Any:
+    """Return a field whose values pass a check; ``optional`` also takes ``None``, ``facts`` go into its metadata."""
+    metadata = {"check": check, "limits": limits, "optional": optional, **facts}
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 def choice(default: str | None, *others: str, optional: bool = False, kw_only: bool = False) -> Any:
     """Return a field that takes one of a few words, the default among them, and ``None`` where that is the default."""
     words = others if default is None or default in others else (default, *others)
-    return checked(default, check_choice, words, optional=optional or default is None, kw_only=kw_only)
+    is_optional = optional or default is None
+    return checked(default, check_choice, words, optional=is_optional, kw_only=kw_only, choices=words)
 
 
 def number(default: float | None, interval: str, *, kw_only: bool = False) -> Any:
@@ -42,11 +46,7 @@ def check_parameters(instance: Any) -> None:
 
 def choices_of(kind: Any) -> dict[str, tuple[str, ...]]:
     """Return the words that may stand in each field of a dataclass that takes one of a few."""
-    return {
-        parameter.name: parameter.metadata["limits"]
-        for parameter in fields(kind)
-        if parameter.metadata.get("check") is check_choice
-    }
+    return {item.name: item.metadata["choices"] for item in fields(kind) if "choices" in item.metadata}
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.models import VisionModel
 from vitreous.models.submodels import SubModel
-from vitreous.tracing.memory import InnerBatch, inner_batch
+from vitreous.tracing.memory import InnerBatch, Part, inner_batch
 from vitreous.tracing.prng import PRNGKey, check_seed
 from vitreous.tracing.records import ActivationCache, Pass
 from vitreous.tracing.rules import Composite
@@ -102,7 +102,9 @@ class Context:
             context = self.with_output(pass_.output) if pass_.backward else self
             return context.run_pass(replace(pass_, output=None))
         if pass_.patches:  # another forward: needed by one method, and no answer for others
-            return self._compute(pass_, self.target)
+            alone = self.with_target(self.target)
+            alone._execute(pass_)
+            return alone._caches[-1][1]
         cache = self._find_cache(pass_)
         if cache is None:
             self._execute(pass_)
@@ -125,17 +127,18 @@ class Context:
         return next((cache for cache in caches if cache is not None), None)
 
     def _execute(self, pass_: Pass) -> None:
-        self._caches.append((pass_.composite, self._compute(pass_, self._target)))
+        """Run a pass over all inputs, as many at once as fit, and keep its cache."""
+        caches: list[ActivationCache] = []
+        for part in self.batching.parts(len(self.inputs), pass_.weight):
+            with part:
+                targets = [self._target.slice_images(part.start, part.stop)]
+                caches += run_for_targets(self.model, self.inputs[part.start : part.stop], pass_, targets)
+                self._report(part)
+        self._caches.append((pass_.composite, ActivationCache.join(caches)))
 
-    def _compute(self, pass_: Pass, target: Target) -> ActivationCache:
-        def part(start: int, stop: int) -> ActivationCache:
-            targets = [target.slice_images(start, stop)]
-            (cache,) = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
-            if self.on_progress is not None:
-                self.on_progress(stop - start)
-            return cache
-
-        return ActivationCache.join(self.batching.run(part, len(self.inputs), pass_.weight))
+    def _report(self, part: Part) -> None:
+        if self.on_progress is not None:
+            self.on_progress(part.stop - part.start)
 
     # -- inputs and target -----------------------------------------------------------------------------
 
@@ -325,23 +328,25 @@ class ContrastContext(Context):
         family = self._family
         waiting = [context for context in family.contexts if context._find_cache(pass_) is None]
 
-        def part(start: int, stop: int) -> tuple[Tensor, list[ActivationCache]]:
-            chosen: list[Tensor] = []
+        classes: list[Tensor] = []
+        parts: list[list[ActivationCache]] = []
+        for part in self.batching.parts(len(self.inputs), pass_.weight):
+            with part:
+                chosen: list[Tensor] = []
 
-            def targets(logits: Tensor) -> list[Target]:
-                chosen.append(family.classes_of(logits, start, stop))
-                used = range(_num_used(chosen[0])) if pass_.backward else range(1)
-                slots = [slot for slot in used if family.contexts[slot] in waiting] or [0]
-                return family.targets_of(chosen[0], start, stop, slots)
+                def targets(
+                    logits: Tensor, start: int = part.start, stop: int = part.stop, chosen: list[Tensor] = chosen
+                ) -> list[Target]:
+                    chosen.append(family.classes_of(logits, start, stop))
+                    used = range(_num_used(chosen[0])) if pass_.backward else range(1)
+                    slots = [slot for slot in used if family.contexts[slot] in waiting] or [0]
+                    return family.targets_of(chosen[0], start, stop, slots)
 
-            caches = run_for_targets(self.model, self.inputs[start:stop], pass_, targets)
-            if self.on_progress is not None:
-                self.on_progress(stop - start)
-            return chosen[0], caches
-
-        parts = self.batching.run(part, len(self.inputs), pass_.weight)
-        family.fix_classes(torch.cat([classes for classes, _ in parts]))
-        joined = [ActivationCache.join(caches) for caches in _by_slot([caches for _, caches in parts])]
+                parts.append(run_for_targets(self.model, self.inputs[part.start : part.stop], pass_, targets))
+                classes += chosen
+                self._report(part)
+        family.fix_classes(torch.cat(classes))
+        joined = [ActivationCache.join(caches) for caches in _by_slot(parts)]
         for index, context in enumerate(waiting):  # slots that no image uses repeat the last cache; nobody reads it
             context._caches.append((pass_.composite, joined[min(index, len(joined) - 1)]))
 

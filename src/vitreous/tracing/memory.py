@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -50,25 +50,46 @@ class InnerBatch:
 
     size: int
 
-    def run(self, work: Callable[[int, int], T], total: int, weight: int = 1) -> list[T]:
-        """Return ``work(start, stop)`` over ``0 .. total`` in parts of this size.
+    def parts(self, total: int, weight: int = 1) -> Iterator[Part]:
+        """Yield ``0 .. total`` in parts of this size, each to be worked on in a ``with`` of its own.
 
-        ``weight`` says how many times the usual memory an input takes here: the parts are that much smaller.
+        A part whose ``with`` runs out of memory is yielded again in smaller ones. ``weight`` says how many times the
+        usual memory an input takes here: the parts are that much smaller.
         """
-        done: list[T] = []
         start = 0
         while start < total:
-            stop = min(total, start + max(1, self.size // weight))
-            try:
-                done.append(work(start, stop))
-            except (RuntimeError, MemoryError) as error:
-                if stop - start == 1 or not _out_of_memory(error):
-                    raise
-                self.size = max(1, (stop - start) // 2 * weight)
+            part = Part(start, min(total, start + max(1, self.size // weight)))
+            yield part
+            if part.is_out_of_memory:
+                self.size = max(1, (part.stop - start) // 2 * weight)
                 _log.warning("out of memory; going on with inner batches of %d", max(1, self.size // weight))
-                continue
-            start = stop
+            else:
+                start = part.stop
+
+    def run(self, work: Callable[[int, int], T], total: int, weight: int = 1) -> list[T]:
+        """Return ``work(start, stop)`` over these parts."""
+        done: list[T] = []
+        for part in self.parts(total, weight):
+            with part:
+                done.append(work(part.start, part.stop))
         return done
+
+
+@dataclass
+class Part:
+    """Inputs ``start .. stop - 1``; used in a ``with``, it notes that memory ran out where fewer inputs may go on."""
+
+    start: int
+    stop: int
+    is_out_of_memory: bool = False
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
+        is_memory = isinstance(error, RuntimeError | MemoryError) and _out_of_memory(error)
+        self.is_out_of_memory = is_memory and self.stop - self.start > 1
+        return self.is_out_of_memory
 
 
 def in_parts(work: Callable[[int, int], T], total: int, size: int) -> list[T]:
