@@ -177,6 +177,10 @@ class Auditor:
         self.compared.append(torch.stack(rows, dim=1).float())
 
 
+_Batch = tuple[Tensor, Tensor | None, Tensor, Array]
+"""Inputs, the patches that token states keep, explained classes, and where the answers go."""
+
+
 class _Tokens(NamedTuple):
     """Token states with equally many tokens: images of a batch, and which of their patches stay."""
 
@@ -272,14 +276,14 @@ class BatchRunner:
             self._pending.append(slots[start:stop])
             self._filled, start = rows.stop, stop
             if self._filled == self.batch_size:
-                self._run_images()
+                self._answer(*self._take_images())
 
     def add_tokens(self, tokens: Tensor, rows: Tensor, keep: Tensor, classes: Tensor, slots: Array) -> None:
         """Queue states of images ``tokens[rows]``, of which only the patches ``keep`` ``[n, k]`` are run."""
         queue = self._queues.setdefault(keep.shape[1], [])
         queue.append(_Tokens(tokens, rows, keep, classes, slots))
         while sum(len(states.slots) for states in queue) >= self.batch_size:
-            self._run_tokens(queue)
+            self._answer(*self._take_tokens(queue))
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Return the tokens of these images as they enter the first block."""
@@ -294,10 +298,10 @@ class BatchRunner:
         """Run what is left and return all answers, copied from the device at once."""
         self.renderer.finish()
         if self._filled:
-            self._run_images()
+            self._answer(*self._take_images())
         for queue in self._queues.values():
             while queue:
-                self._run_tokens(queue)
+                self._answer(*self._take_tokens(queue))
         answers = torch.cat(self._answers).cpu().numpy()
         by_slot = np.empty_like(answers)
         by_slot[np.concatenate(self._slots)] = answers
@@ -308,17 +312,19 @@ class BatchRunner:
             _log.info("half precision against float32: %s", self.audit)
         return Readings(log_probability, logit, arg_max[:, 0].astype(np.int64))
 
-    def _run_images(self) -> None:
-        """Fill in the missing pixels of the batch, all states at once, and run it."""
+    def _take_images(self) -> _Batch:
+        """Return the batch of images, their missing pixels filled in all at once, and begin another."""
         inputs, classes = self._buffer[: self._filled], self._classes[: self._filled]
         missing = [(rows, mask) for rows, mask in self._missing if mask is not None]
         if missing:
             rows = torch.cat([torch.arange(rows.start, rows.stop) for rows, _ in missing]).to(inputs.device)
             inputs[rows] = inpaint(inputs[rows], torch.cat([mask for _, mask in missing]))
-        self._answer(inputs, None, classes, np.concatenate(self._pending))
+        slots = np.concatenate(self._pending)
         self._filled, self._pending, self._missing = 0, [], []
+        return inputs, None, classes, slots
 
-    def _run_tokens(self, queue: list[_Tokens]) -> None:
+    def _take_tokens(self, queue: list[_Tokens]) -> _Batch:
+        """Return as many states of a queue as go together."""
         taken, free = [], self.batch_size
         while queue and free:
             states = queue.pop(0)
@@ -328,7 +334,7 @@ class BatchRunner:
             free -= len(taken[-1].slots)
         inputs = torch.cat([self._kept_tokens(states) for states in taken])
         keep, classes = torch.cat([states.keep for states in taken]), torch.cat([states.classes for states in taken])
-        self._answer(inputs, keep, classes, np.concatenate([states.slots for states in taken]))
+        return inputs, keep, classes, np.concatenate([states.slots for states in taken])
 
     def _answer(self, inputs: Tensor, keep: Tensor | None, classes: Tensor, slots: Array) -> None:
         """Run one batch, keep its answers, perhaps audit it, and report it."""
@@ -346,16 +352,16 @@ class BatchRunner:
 
     def _run(self, inputs: Tensor, keep: Tensor | None = None, exact: bool = False) -> Tensor:
         """Return the logits of images, or of the tokens that ``keep`` left, in at least float32."""
-        model = self.model
-
-        def part(start: int, stop: int) -> Tensor:
-            rows = inputs[start:stop].to(model.dtype) if exact else inputs[start:stop]
-            if keep is None:
-                return model.forward_head(model.forward_blocks(model.embed(rows)))
-            return model.forward_head(model.forward_blocks(rows, keep=keep[start:stop]))
-
+        model, parts = self.model, []
         with torch.no_grad(), self._precision(exact):
-            logits = torch.cat(self.inner_batch.run(part, len(inputs)))
+            for part in self.inner_batch.parts(len(inputs)):
+                with part:
+                    rows = inputs[part.start : part.stop]
+                    rows = rows.to(model.dtype) if exact else rows
+                    tokens = model.embed(rows) if keep is None else rows
+                    own_keep = None if keep is None else keep[part.start : part.stop]
+                    parts.append(model.forward_head(model.forward_blocks(tokens, keep=own_keep)))
+        logits = torch.cat(parts)
         if self._autocast is None or exact:
             refuse_not_finite(model, logits)
         logits = logits if logits.dtype == torch.float64 else logits.float()

@@ -364,12 +364,16 @@ def _verify(model: VisionModel, image: Tensor) -> _Findings:
         seen, other = (model.shared_copy(own_tensors=True) for _ in range(2))
         by_parts, by_model = (_Writes(model.module, copy.module) for copy in (seen, other))
         logits = seen.forward_head(seen.forward_blocks(seen.embed(image)))
-        _compare(model, logits, _reference(other, image), "its own forward")
+        with failing_forward(model.name, "one image"):
+            expected = other.reference_forward(image)
+        _compare(model, logits, expected, "its own forward")
         written = _written_tensors[model.module] = frozenset(by_parts.tensors() | by_model.tensors())
         by_model.note_names()
         has_state = bool(written) or any(module in _written_names for module in model.module.modules())
         if not has_state and not any(module.training for module in model.module.modules()):
-            _compare(model, logits, _reference(model, image), "the model itself, called as it is,")
+            with failing_forward(model.name, "one image"):
+                expected = model.reference_forward(image)
+            _compare(model, logits, expected, "the model itself, called as it is,")
     pooling = None if model.has_own_pooling else model.read_pooling()
     odd = deviations(model.module)
     return _Findings(pooling, odd, _deviating_layers(model, odd))
@@ -401,11 +405,6 @@ def rounding(dtype: torch.dtype, device: str) -> float:
         return 1e-2
     short = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     return 2e-3 if dtype == torch.float32 and device == "cuda" and short else 1e-4
-
-
-def _reference(model: VisionModel, image: Tensor) -> Tensor:
-    with failing_forward(model.name, "one image"):
-        return model.reference_forward(image)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -61,58 +62,48 @@ def run_for_targets(
     plan = CompiledPass(model, pass_.records, pass_.composite, dict(pass_.patches))
     recorder = Recorder(plan)
     recorder.cache = forward
+    interceptor = OpInterceptor(plan, recorder) if plan.is_intercepted else None
+
+    def intercepted(layer: int | None) -> AbstractContextManager[None]:
+        return nullcontext() if interceptor is None else interceptor.inside(layer)
+
     own_precision = torch.autocast(inputs.device.type, enabled=False)  # whatever surrounds the call
     with torch.inference_mode(False), own_precision, torch.set_grad_enabled(pass_.backward):
         inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-        with _adapters_merged(plan) as changed:
-            logits, root = _forward(plan, recorder, inputs, pass_)
+        pixels, first = inputs.double() if plan.is_relevance else inputs, pass_.first(model.depth)
+        root: Tensor | None = None  # where the backward ends
+        with _adapters_merged(plan) as changed, interceptor or nullcontext():
+            if pass_.backward and first < 0:
+                pixels = root = pixels.requires_grad_()
+                recorder.note("pixels", 0, pixels)
+            with torch.set_grad_enabled(root is not None):
+                tokens = model.embed(pixels)
+            for layer in range(model.depth):
+                if layer == first:
+                    tokens = root = tokens.detach().requires_grad_()
+                with torch.set_grad_enabled(root is not None):
+                    recorder.start_block(layer, tokens)
+                    with recorder.inside(layer), intercepted(layer):
+                        tokens = model.forward_block(layer, tokens)
+                    recorder.finish_block(layer, tokens)
+            recorder.start_biases(model.depth, tokens)
+            if pass_.backward and root is None:  # only the head needs a gradient
+                tokens = root = tokens.detach().requires_grad_()
+            with torch.set_grad_enabled(root is not None), intercepted(None):
+                logits = model.forward_head(tokens)
         if changed:
             _refuse_other_logits(model, inputs, logits)
         forward.logits = logits.detach().to(model.dtype) if plan.is_relevance else logits.detach()
         refuse_not_finite(model, forward.logits)
         chosen = targets(forward.logits) if callable(targets) else targets
         caches = [forward.copy() for _ in chosen]
-        for target, recorder.cache in zip(chosen, caches, strict=True):
-            if root is not None:
+        if root is not None:
+            for target, recorder.cache in zip(chosen, caches, strict=True):
                 score = _slope_times_logits(target, logits) if pass_.composite.scored else target.score(logits)
                 _backward(model, score, (root, *recorder.leaves), keep_graph=recorder.cache is not caches[-1])
-    for cache in caches:
-        for record in pass_.records:
-            cache[record]  # an empty answer is an error here and not a strange picture later
+    for cache, record in product(caches, pass_.records):
+        cache[record]  # an empty answer is an error here and not a strange picture later
     return caches
-
-
-def _forward(plan: CompiledPass, recorder: Recorder, inputs: Tensor, pass_: Pass) -> tuple[Tensor, Tensor | None]:
-    """Return the logits and the tensor at which the backward ends."""
-    model, first = plan.model, pass_.first(plan.model.depth)
-    interceptor = OpInterceptor(plan, recorder) if plan.is_intercepted else None
-
-    def intercepted(layer: int | None) -> AbstractContextManager[None]:
-        return nullcontext() if interceptor is None else interceptor.inside(layer)
-
-    if plan.is_relevance:
-        inputs = inputs.double()
-    root: Tensor | None = None
-    with interceptor or nullcontext():
-        if pass_.backward and first < 0:
-            inputs = root = inputs.requires_grad_()
-            recorder.note("pixels", 0, inputs)
-        with torch.set_grad_enabled(root is not None):
-            tokens = model.embed(inputs)
-        for layer in range(model.depth):
-            if layer == first:
-                tokens = root = tokens.detach().requires_grad_()
-            with torch.set_grad_enabled(root is not None):
-                recorder.start_block(layer, tokens)
-                with recorder.inside(layer), intercepted(layer):
-                    tokens = model.forward_block(layer, tokens)
-                recorder.finish_block(layer, tokens)
-        recorder.start_biases(model.depth, tokens)
-        if pass_.backward and root is None:  # only the head needs a gradient
-            tokens = root = tokens.detach().requires_grad_()
-        with torch.set_grad_enabled(root is not None), intercepted(None):
-            logits = model.forward_head(tokens)
-    return logits, root
 
 
 def _backward(model: VisionModel, score: Tensor, ends: Sequence[Tensor], keep_graph: bool) -> None:
