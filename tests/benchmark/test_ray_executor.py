@@ -177,6 +177,7 @@ def test_workers_that_find_no_place_are_given_up(cluster: Any, tmp_path: Path) -
             ray.kill(other)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_lost_is_given_up_and_what_is_finished_stays(cluster: Any, tmp_path: Path) -> None:
     def lose(done: float, total: int | None) -> None:
         for node in list(cluster.worker_nodes) if done else ():

@@ -30,7 +30,7 @@ def die(schedule: str, scenario: str, folder: Path, count: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("scenario", ["Save", "Overwrite", *map(long, ["OverwriteWithoutExchange", "Cache"])])
+@pytest.mark.parametrize("scenario", ["Overwrite", *map(long, ["Save", "OverwriteWithoutExchange", "Cache"])])
 def test_a_writer_may_die_before_any_operation(scenario: str, tmp_path: Path) -> None:
     assert "deaths at" in die("every", scenario, tmp_path, 1)
 

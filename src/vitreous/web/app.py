@@ -29,8 +29,6 @@ from vitreous.web.schemas import MOST_TASKS, parse
 from vitreous.web.security import Guard, json_response
 from vitreous.web.session import SCENES, Session, render_scene
 
-__all__ = ["Explorer", "create_app", "new_app"]
-
 MOST_JSON = 2 * 2**20
 SMALL_BODY = 2**20  # bytes that are held without asking for room
 SILENCE = 5.0  # seconds between two parts of a body

@@ -17,8 +17,6 @@ from vitreous.registry.spec import tokenize
 from vitreous.web import Refused
 from vitreous.web.schemas import attributes
 
-__all__ = ["check_allowed", "complete", "describe_spec", "list_classes", "list_methods", "num_passes", "parse_method"]
-
 MOST_PASSES = 20_000
 """Forwards of one map, a backward counted as two: some minutes for a small model, and more than any default needs."""
 _MOST_BYTES = 2**28  # of the maps that a method returns

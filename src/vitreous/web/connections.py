@@ -13,8 +13,6 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["BACKLOG", "TimedProtocol"]
-
 HEADER_SECONDS = 10.0
 """In which the head of a request has to arrive, from the start of the connection or the end of the last answer."""
 READ_SECONDS = 30.0

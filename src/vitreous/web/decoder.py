@@ -25,8 +25,6 @@ from vitreous.errors import ImageError
 from vitreous.io.decoding import FORMATS, decode
 from vitreous.web import Refused
 
-__all__ = ["MOST_BYTES", "MOST_PIXELS", "Decoder", "serve"]
-
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 50_000_000
 DEADLINE = 8.0  # seconds for one image; the slowest ordinary ones, of 50 million pixels, take about two

@@ -18,8 +18,6 @@ from vitreous.registry.defaults import display_name
 from vitreous.web.schemas import Array, CommandRequest, Question, Rendering, attributes
 from vitreous.web.session import SCENES, Session, scene_of
 
-__all__ = ["MEDIA_TYPES", "encode_maps", "file_name", "why_command", "write_commands"]
-
 MEDIA_TYPES = {"png": "image/png", "svg": "image/svg+xml", "html": "text/html"}
 _OPTIONS = {"prompts": "--prompt"}
 """Words of ``load`` that are called otherwise on the command line."""

@@ -31,8 +31,6 @@ from vitreous.web.jobs import QueuedWork, Work
 from vitreous.web.schemas import Array, Question, Task, attributes, encode_array
 from vitreous.web.session import Progress, Session
 
-__all__ = ["plan_work", "predict", "remove"]
-
 _MOST_TOP = 10
 _STEPS = 16
 _NUM_ORDERS = 2  # random ones; each is read backwards too, which makes four

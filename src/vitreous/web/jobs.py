@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 from vitreous.errors import VitreousError, one_line
 from vitreous.web import Refused
 
-__all__ = ["MOST_QUEUED", "QueuedWork", "Stopped", "Work", "WorkQueue", "run_soon", "stream_events"]
-
 MOST_QUEUED = 96
 """Tasks of everyone that may wait."""
 _PROGRESS_SECONDS = 0.1  # between two reports of progress

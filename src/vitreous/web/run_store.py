@@ -32,8 +32,6 @@ from vitreous.viz.canvas import png_bytes
 from vitreous.web import Refused
 from vitreous.web.session import Recent
 
-__all__ = ["Data", "RunImages", "SafeStore", "find_images"]
-
 Data = str | Mapping[str, str] | None
 """Where images are: one place, or one for each label of a data set."""
 

@@ -34,8 +34,6 @@ from vitreous.web import Refused
 from vitreous.web.run_store import Data, RunImages, SafeStore, find_images
 from vitreous.web.schemas import attributes, encode_array
 
-__all__ = ["Filters", "OpenedRun", "RunFolder", "RunPart"]
-
 Integers = NDArray[np.int64]
 Column = NDArray[Any]
 Floats = NDArray[np.float64]

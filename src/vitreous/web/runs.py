@@ -18,8 +18,6 @@ from vitreous.web import Refused
 from vitreous.web.run_view import Filters, OpenedRun, RunPart
 from vitreous.web.security import json_response
 
-__all__ = ["routes"]
-
 Name = Annotated[str, Field(max_length=1000)]
 Number = Annotated[int, Field(ge=0, le=10**6)]
 Names = Annotated[list[str], Field(min_length=1, max_length=4)]
@@ -73,19 +71,23 @@ Part = Annotated[RunPart, Depends(part_of)]
 
 
 def table(request: Request, opened: Run) -> Response:
+    """Answer with the table of a run."""
     return json_response({"id": request.path_params["run"], **opened.table})
 
 
 def picture(part: Part, picture: Name) -> Response:
+    """Answer with an image as the model sees it."""
     headers = {"Cache-Control": "private, max-age=600"}
     return Response(part.png(picture), media_type="image/png", headers=headers)
 
 
 def photo(part: Part, picture: Name) -> Response:
+    """Answer with the file of an image."""
     return Response(part.photo(picture), media_type="application/octet-stream")
 
 
 def scores(part: Part, query: Annotated[ScoresQuery, Query()]) -> Response:
+    """Answer with the scores of every image for pairs of methods and metrics."""
     if len(query.method) != len(query.metric):
         raise Refused(422, f"{len(query.method)} methods and {len(query.metric)} metrics are no pairs")
     columns = [part.scores(*pair) for pair in zip(query.method, query.metric, strict=True)]

@@ -13,8 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from vitreous.errors import one_line
 from vitreous.web import Refused
 
-__all__ = ["Question", "attributes", "encode_array", "parse"]
-
 MOST_TASKS = 24
 """Tasks of one request."""
 MOST_COMPARED = 12

@@ -20,8 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitreous.web import Refused
 
-__all__ = ["HEADERS", "LOOPBACK", "MOST_ACTIVE", "Guard", "json_response"]
-
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 MOST_ACTIVE = 128
 """Requests that are being answered."""

@@ -24,8 +24,6 @@ from vitreous.web.app import Explorer, create_app
 from vitreous.web.connections import BACKLOG, TimedProtocol
 from vitreous.web.security import LOOPBACK
 
-__all__ = ["Server", "listen", "named_runs"]
-
 
 class Server:
     """A server on a socket that listens already. ``address`` is what to open in a browser.

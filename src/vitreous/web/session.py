@@ -28,8 +28,6 @@ from vitreous.web.completion import num_passes, parse_method
 from vitreous.web.decoder import Decoder
 from vitreous.web.schemas import Question, attributes
 
-__all__ = ["MapResult", "Photo", "Recent", "Session", "collect_warnings", "scene_of"]
-
 _MOST_MAPS, _MOST_BYTES = 300, 128 * 2**20
 _MOST_PHOTOS, _MOST_PHOTO_BYTES = 200, 256 * 2**20
 _MOST_INPUTS = 64
