@@ -100,7 +100,7 @@ def _why(model: VisionModel, scene: Scene, images: dict[str, Image.Image]) -> Se
     own = explain(model, picture, _METHOD, output=_OUTPUT)
     rather = explain(model, picture, "plus(decompx)", scene.name, contrast=siblings)
     shared = explain(model, picture, f"var@sharp(decompx, classes={'|'.join(siblings)!r})", scene.name, output=_OUTPUT)
-    owners = images[f"{name}-owners.png"] = shared.picture("owners", tile=168)
+    owners = images[f"{name}-owners.png"] = shared.extra_image("owners", tile=168)
     without = probabilities(model, [scene, scene.without(part)])[:, scene.label].tolist()
     row = [
         viz.Cell(picture, None, scene.name, _prediction(own)),

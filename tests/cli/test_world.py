@@ -21,7 +21,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_demo(here: Path) -> None:
     done = run("demo", "--out", "shown")
     assert (done.code, done.err) == (0, "")
