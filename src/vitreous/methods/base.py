@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -165,6 +165,42 @@ class Method:
         """Return the map of every image and what else came with it."""
         return Attribution(self.attribution(self.record(context)), {})
 
+    @overload
+    def attribute(
+        self,
+        model: VisionModel | nn.Module,
+        inputs: Tensor,
+        target: TargetSpec = ...,
+        *,
+        contrast: TargetSpec = ...,
+        output: str = ...,
+        grid: str | None = ...,
+        extras: Literal[False] = ...,
+        seed: int = ...,
+        batch_size: int | None = ...,
+        memory_gb: float | None = ...,
+        class_subset: Sequence[int | str] | None = ...,
+        compare_classes: Any = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def attribute(
+        self,
+        model: VisionModel | nn.Module,
+        inputs: Tensor,
+        target: TargetSpec = ...,
+        *,
+        contrast: TargetSpec = ...,
+        output: str = ...,
+        grid: str | None = ...,
+        extras: Literal[True],
+        seed: int = ...,
+        batch_size: int | None = ...,
+        memory_gb: float | None = ...,
+        class_subset: Sequence[int | str] | None = ...,
+        compare_classes: Any = ...,
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
     def attribute(
         self,
         model: VisionModel | nn.Module,
@@ -180,7 +216,7 @@ class Method:
         memory_gb: float | None = None,
         class_subset: Sequence[int | str] | None = None,
         compare_classes: Any = None,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Return the raw signed map of preprocessed inputs.
 
         Parameters
