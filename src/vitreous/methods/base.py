@@ -361,11 +361,6 @@ class LayerwiseMethod(Method):
         return self.layer_map(cache, resolve_layer(cache.model, self.layer))
 
 
-def prepare(context: Context, methods: Iterable[Method]) -> None:
-    """Run every pass that these methods are known to need, equal ones once."""
-    context.prepare([pass_ for method in methods for pass_ in method.passes(context.model)])
-
-
 def refuse_unfit(methods: Iterable[Method], model: VisionModel) -> None:
     """Refuse methods that follow what this model does not have, or that are made of such."""
     if model.attention != "none" or model.has_residual_stream:

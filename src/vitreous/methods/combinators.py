@@ -18,7 +18,6 @@ from vitreous.methods.base import (
     Method,
     check_maps,
     compute_checked,
-    prepare,
 )
 from vitreous.methods.registry import register_method
 from vitreous.methods.token_gradient import InputXGradient
@@ -95,7 +94,7 @@ class LayerSum(BaseWrapper):
             return maps
         if self.base.has_layer_choice and self.via != "subnetwork":
             moved = [method for layer in layers if (method := self.base.at_layer(context.model, layer)) is not None]
-            prepare(context, moved)
+            context.prepare([pass_ for method in moved for pass_ in method.passes(context.model)])
             return [compute_checked(context, method).map for method in moved]
         record = Record("resid_pre", activation_value, tuple(layers), grad=False)
         inputs = zip(layers, context.run_pass(Pass((record,)))[record], strict=True)
@@ -389,5 +388,5 @@ class LogProb(BaseWrapper):
 
     def compute(self, context: Context) -> Attribution:
         context = context.with_output("logprob")
-        prepare(context, [self.base])
+        context.prepare(self.base.passes(context.model))
         return compute_checked(context, self.base)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import SpecError
 from vitreous.methods import ops
-from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, prepare, refuse_not_finite
+from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_shared, refuse_not_finite
 from vitreous.methods.combinators import LayerSum
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
@@ -91,7 +91,7 @@ class Consensus(BaseWrapper):
         return tuple(run for base in self.bases for run in base.passes(model))
 
     def compute(self, context: Context) -> Attribution:
-        prepare(context, self.bases)
+        context.prepare(self.passes(context.model))
         grid = context.model.grid(context.inputs)
         base_maps = [refuse_not_finite(compute_shared(context, base).map, base, self) for base in self.bases]
         maps = torch.stack([ops.resize_map(upcast(base_map), grid) for base_map in base_maps], dim=1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.errors import SpecError, TargetError
 from vitreous.methods import ops
-from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_checked, prepare, to_grid
+from vitreous.methods.base import Attribution, BaseWrapper, Method, compute_checked, to_grid
 from vitreous.methods.registry import register_method
 from vitreous.models import VisionModel
 from vitreous.registry import choice
@@ -138,7 +138,7 @@ class VAR(BaseWrapper):
 
     def _compare(self, context: Context) -> Attribution:
         contrast = ContrastContexts(context, *self._chooser(context.model, context.requested_target))
-        prepare(contrast.contexts[0], [self.base])
+        contrast.contexts[0].prepare(self.base.passes(context.model))
         classes = contrast.classes
         class_maps = [compute_checked(own, self.base).map for own in contrast.contexts[: classes.shape[1]]]
         if self._compares_pixels(context):
